@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgpack
 
@@ -143,6 +143,8 @@ class Goodbye:
     dropped: Mapping[str, int]
     time: float
 
+
+_T = TypeVar("_T")
 
 Item: TypeAlias = Table | Block | Note | Gap | Goodbye
 
@@ -393,7 +395,7 @@ def _unpack(raw: bytes, most: int) -> list[Any]:
     return fields
 
 
-def _guarded(decode: Callable[..., Any], fields: list[Any], *more: Any) -> Any:
+def _guarded(decode: Callable[..., _T], fields: list[Any], *more: Any) -> _T:
     """Call a decoder; whatever the peer's fields make it raise is the peer's fault."""
     try:
         return decode(fields, *more)
