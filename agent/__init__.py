@@ -1,0 +1,1 @@
+"""Lives in the training process: measures, and pushes to the collector."""

@@ -1,0 +1,1 @@
+"""Where released records go. One narrow interface; off and fan-out are sinks too."""

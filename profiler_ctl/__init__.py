@@ -1,0 +1,1 @@
+"""Who profiles, when, and whether it worked."""
