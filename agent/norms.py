@@ -1,7 +1,7 @@
 """L2 norms of gradients (SPEC.md section 2): what `local_norm` and `device_norm` are made of.
 
 Where a gradient lives decides how it is measured. On the host (the CPU build of MindSpore, numpy arrays) an operator
-costs 35 to 45 µs to launch and the tensor's memory is at hand: numpy on the zero-copy view is 20 times cheaper. On a
+costs 35 to 45 µs to launch and the memory of a tensor is at hand: numpy on its view is ten times cheaper. On a
 device it is the other way round: launches are cheap, each wait for the device is dear. There the squares are summed on
 the device, stacked into one tensor, and that is copied to the host once per micro-step and only later, so that a copy
 of the previous micro-step does not hold up the launch of this one.
@@ -31,7 +31,7 @@ _CHUNK = 2**20
 _SMALLEST_SQUARE, _LARGEST_SQUARE = 1e-30, 3e38
 # The device path: a norm above 2**64 overflows when squared in float32. A power of two scales exactly, and this one
 # keeps the square of the largest float32 below 2**97, so that a billion of them can be added.
-_SCALE, _SCALE_FROM = 2.0**-80, 2.0**60
+_SCALE = 2.0**-80
 
 
 class DeviceOperators:
@@ -46,7 +46,7 @@ class DeviceOperators:
         self.launched = 0
         self.copies = 0
 
-    def square_sum(self, gradient: Any, scale: float | None) -> Any:
+    def square_sum(self, gradient: Any, scale: float | None = None) -> Any:
         """A 0-d float32 tensor: the sum of squares of `gradient` times `scale`.
 
         Two operators; one more for a type other than float32, one more for a scale.
@@ -145,7 +145,7 @@ class NormMonitor:
         self._operators = operators or DeviceOperators()
         self._accumulated: dict[int, float] = {}
         self._pending: PendingNorms | None = None
-        # Slots whose squares overflowed on the device; from then on they are scaled first. See `_launch`.
+        # Slots whose squares have overflowed on the device. See `_launch`.
         self._scaled: set[int] = set()
 
     @property
@@ -171,8 +171,8 @@ class NormMonitor:
         if tensors and self._on_device(tensors):
             self._pending = PendingNorms(self._launch(slots, tensors))
         else:
-            norms = [_norm(_array(tensor), self._names[slot]) for slot, tensor in zip(slots, tensors, strict=True)]
-            self._pending = PendingNorms(lambda: self._settle(slots, norms))
+            norms = {s: _norm(_array(tensor), self._names[s]) for s, tensor in zip(slots, tensors, strict=True)}
+            self._pending = PendingNorms(lambda: self._settle(norms))
             self._pending.fetch()
         return self._pending
 
@@ -203,27 +203,30 @@ class NormMonitor:
     def _launch(self, slots: list[int], tensors: Sequence[Any]) -> Callable[[], Frame | None]:
         """Launch everything on the device; what is returned copies it to the host.
 
-        By the time an overflow is seen the gradients have moved on, and keeping them would double their memory; so
-        a parameter's first norm above 2**64 reads inf here; from then on it is scaled before squaring.
+        By the time an overflow is seen the gradients have moved on, and keeping them would double their memory. So a
+        parameter's first norm above 2**64 reads inf here; from then on it is measured scaled as well, and whichever of
+        the two is within range counts.
         """
-        scales = [_SCALE if slot in self._scaled else None for slot in slots]
         operators = self._operators
-        sums = [operators.square_sum(_tensor(tensor), scale) for tensor, scale in zip(tensors, scales, strict=True)]
+        scaled = [slot for slot in slots if slot in self._scaled]
+        sums = [operators.square_sum(_tensor(tensor)) for tensor in tensors]
+        sums += [operators.square_sum(_tensor(tensors[slots.index(slot)]), _SCALE) for slot in scaled]
         stacked = operators.stack(sums)
 
         def collect() -> Frame | None:
-            norms = []
-            for slot, scale, total in zip(slots, scales, operators.to_host(stacked), strict=True):
-                norms.append(math.sqrt(total) / (scale or 1.0) if total >= 0 else total)
-                (self._scaled.add if norms[-1] >= _SCALE_FROM else self._scaled.discard)(slot)
-            return self._settle(slots, norms)
+            norms = [_root(total) for total in operators.to_host(stacked)]
+            values = dict(zip(slots, norms, strict=False))
+            for slot, norm in zip(scaled, norms[len(slots) :], strict=True):
+                if values[slot] == math.inf:
+                    values[slot] = norm / _SCALE
+            self._scaled.update(slot for slot, norm in values.items() if norm == math.inf)
+            return self._settle(values)
 
         return collect
 
-    def _settle(self, slots: Sequence[int], norms: Sequence[float]) -> Frame | None:
-        """Take the norms of a micro-step in; the local_norm frame."""
+    def _settle(self, values: dict[int, float]) -> Frame | None:
+        """Take the norms of a micro-step in, by slot; the local_norm frame."""
         accumulated = self._accumulated
-        values = dict(zip(slots, norms, strict=True))
         if self._kind == "increment":
             local = {slot: norm - accumulated.get(slot, 0.0) for slot, norm in values.items()}
         else:
@@ -291,18 +294,23 @@ def _array(gradient: Any) -> Any:
 
 
 def _norm(array: Any, name: str) -> float:
-    import numpy as np
+    # Once for each parameter and micro-step: hence type codes, and no list of chunks for the usual small parameter.
+    flat = array.reshape(-1)
+    code = flat.dtype.char
+    if code not in "fd":
+        if flat.dtype.kind in "cOSUmM":
+            raise RecordError(f"the gradient of {name} must hold real numbers, got {flat.dtype}")
+        # float16 squares overflow from 256 up. bfloat16 is a type of its own that numpy only converts.
+        code = "f" if flat.dtype.itemsize <= 2 else "d"
+        flat = flat.astype(code)
+    total = float(flat.dot(flat)) if flat.size <= _CHUNK else sum(float(c.dot(c)) for c in _chunks(flat))
+    if code == "f" and not _SMALLEST_SQUARE < total < _LARGEST_SQUARE:
+        total = sum(float(wide.dot(wide)) for wide in (c.astype("d") for c in _chunks(flat)))
+    return _root(total)
 
-    flat = np.reshape(array, -1)
-    if flat.dtype.kind in "cOSUmM":
-        raise RecordError(f"the gradient of {name} must hold real numbers, got {flat.dtype}")
-    # float16 squares overflow from 256 up. bfloat16 is a type of its own that numpy only converts.
-    if flat.dtype not in (np.float32, np.float64):
-        flat = flat.astype(np.float32 if flat.dtype.itemsize <= 2 else np.float64)
-    total = sum(float(np.dot(chunk, chunk)) for chunk in _chunks(flat))
-    if flat.dtype == np.float32 and not _SMALLEST_SQUARE < total < _LARGEST_SQUARE:
-        total = sum(float(np.dot(wide, wide)) for wide in (c.astype(np.float64) for c in _chunks(flat)))
-    return math.sqrt(total) if total >= 0 else total
+
+def _root(total: float) -> float:
+    return math.sqrt(total) if total >= 0 else total  # NaN stays NaN
 
 
 def _chunks(flat: Any) -> list[Any]:
