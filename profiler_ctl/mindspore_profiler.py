@@ -33,6 +33,7 @@ class MindSporeProfiler:
         level = levels.get(options.level, ms.ProfilerLevel.LevelNone)
         self._analyses: list[BaseProcess] = []
         self._stopped = False
+        _wait_for_launched_operators()
         self._profile = ms.profile(
             activities=activities,
             with_stack=options.stack,
@@ -70,3 +71,14 @@ class MindSporeProfiler:
         before = set(multiprocessing.active_children())
         call()
         self._analyses.extend(p for p in multiprocessing.active_children() if p not in before)
+
+
+def _wait_for_launched_operators() -> None:
+    """Let the work of earlier steps finish; operators run behind their launch, and would be counted into the window.
+
+    MindSpore's profiler does the same itself where it stops, with this call; `mindspore.runtime.synchronize` knows no
+    CPU.
+    """
+    from mindspore.common.api import _pynative_executor
+
+    _pynative_executor.sync()

@@ -163,7 +163,7 @@ class ProfilerSession:
                 self._plan.written()
                 self._profiler = None
             elif action is Action.AWAIT:
-                raise ProfilerError(f"the profiler had not written its output after {timeout:.0f} s")
+                raise ProfilerError(f"the profiler had not written its output after {timeout:g} s")
 
     def _start(self, steps: int) -> None:
         # MindSpore only logs a path that it cannot write; here it is an error with a reason.

@@ -49,9 +49,9 @@ PRELUDE = """
 """
 
 
-def run(program: str, out: Path) -> Any:
+def run(program: str, out: Path, blocking: bool = True) -> Any:
     """Run `program` after the prelude with the output directory `out`; what it prints last, as JSON."""
-    env = {**os.environ, "MS_DEV_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "MS_DEV_LAUNCH_BLOCKING": "1" if blocking else "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PRELUDE) + textwrap.dedent(program), str(out)],
         env=env,
@@ -82,6 +82,28 @@ def test_exactly_the_steps_of_the_window_are_recorded(first: int, recorded: list
     assert report["path"].startswith("rank_1/")
     assert report["bytes"] > 0
     assert [path.name for path in tmp_path.iterdir()] == ["rank_1"]
+
+
+def test_operators_of_the_step_before_that_still_run_are_not_in_the_window(tmp_path: Path) -> None:
+    """Operators are launched ahead of their execution; the window starts where those of earlier steps are done."""
+    seen = run(
+        """
+        wide = Tensor(np.ones((700, 700), np.float32))
+        session = ProfilerSession(Window(3, 4), ProfilerOptions(stack=False), out / "rank_0")
+        for step in range(1, 6):
+            session.step_begin(step)
+            x = wide
+            for _ in range(10):
+                x = ops.tanh(ops.matmul(x, wide))
+            session.step_end(step)
+        session.close(60)
+        print(json.dumps([facts(session.report), tanh_count(session.report)]))
+        """,
+        tmp_path,
+        blocking=False,
+    )
+    report, count = seen
+    assert (report["state"], report["steps"], count) == ("done", [3, 4], 20)
 
 
 def test_two_windows_one_after_the_other_in_one_process(tmp_path: Path) -> None:
