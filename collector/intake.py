@@ -1,0 +1,208 @@
+"""Pure: the sessions of the ranks. Numbers, duplicates, and which attempt a block belongs to.
+
+A *session* is one process of one rank. Its items are numbered 1, 2, 3 …; what has been seen is skipped, a hole is the
+peer's fault. Agents know nothing of attempts; they are decided here, where all ranks are seen:
+
+- A session whose position goes back (to one it has completed before) opens a new attempt, or joins the newest one if
+  another rank has opened it already.
+- The first block of a new process of a rank that has been part of the attempt goes back where its step is not above
+  the highest step that *any* rank has reached: ranks of one job stop at slightly different steps, and all of them must
+  come to the same answer whichever is heard first.
+- A hello with another world_size than the attempt's opens a new attempt.
+- Everybody else joins the newest attempt when a new step begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from .protocol.errors import ProtocolError
+from .protocol.records import NameTable, Position
+from .protocol.wire import Block, Hello, Item, Refused, Table, Tables, decode_item
+
+__all__ = ["Admitted", "Attempt", "Intake", "Session"]
+
+
+@dataclass(slots=True)
+class Session:
+    """One process of one rank, as far as it has been heard.
+
+    Attributes:
+        number: its place in the journal's list of sessions, from 0.
+        admitted: the highest item number taken from the peer.
+        stored: the highest item number that the journal has; what is acknowledged.
+        attempt: the attempt of its latest block.
+        completed: the latest position it has completed in this attempt, as (step, micro_step or infinity).
+        fresh: no block yet, and the rank had been part of the attempt in an earlier process.
+    """
+
+    number: int
+    hello: Hello
+    tables: Tables
+    admitted: int = 0
+    stored: int = 0
+    attempt: int = 0
+    step: int = 0
+    completed: tuple[int, float] = (0, 0)
+    fresh: bool = False
+    over: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.hello.rank
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt: its world_size, the ranks that took part, and the highest step any of them reached."""
+
+    number: int
+    world_size: int
+    members: set[int] = field(default_factory=set)
+    highest_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """New items of a session: their bytes for the journal, and what they decode to."""
+
+    session: Session
+    raws: tuple[bytes, ...]
+    items: tuple[Item, ...]
+
+
+class Intake:
+    """All sessions of a run. `admit` looks and decodes; `open` and `place` change the state, from journalled entries."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+        self.attempts: list[Attempt] = []
+        self._by_token: dict[bytes, Session] = {}
+        self._current: dict[int, Session] = {}
+        self._interned: dict[NameTable, NameTable] = {}
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The newest attempt; None before the first hello."""
+        return self.attempts[-1] if self.attempts else None
+
+    def session(self, token: bytes) -> Session | None:
+        """The session of the process with this identity."""
+        return self._by_token.get(token)
+
+    def current(self, rank: int) -> Session | None:
+        """The newest session of a rank."""
+        return self._current.get(rank)
+
+    def objection(self, hello: Hello, alive: Callable[[Session], bool]) -> Refused | None:
+        """Why this process cannot join now; None: it can. `alive` tells whether a session's process is still heard."""
+        if hello.session in self._by_token:
+            return self._objection_to_return(hello)
+        older = self._current.get(hello.rank)
+        if older is not None and not older.over and alive(older):
+            return Refused(
+                f"rank {hello.rank} is taken by {_who(older.hello)}, which is alive; {_who(hello)} must wait until it "
+                "has ended. If both are meant to run, give each its own RANKD_RANK",
+                retry=True,
+            )
+        others = [s for s in self._current.values() if s.hello.world_size != hello.world_size and not s.over]
+        for other in others:
+            if alive(other):
+                return Refused(
+                    f"rank {hello.rank} says world_size {hello.world_size}, but rank {other.rank} ({_who(other.hello)})"
+                    f" is alive with world_size {other.hello.world_size}; set RANKD_WORLD_SIZE alike on all ranks",
+                    retry=True,
+                )
+        return None
+
+    def _objection_to_return(self, hello: Hello) -> Refused | None:
+        known = self._by_token[hello.session]
+        if (known.rank, known.hello.world_size) != (hello.rank, hello.world_size):
+            return Refused(
+                f"this process was rank {known.rank} of {known.hello.world_size} before and now says "
+                f"{hello.rank} of {hello.world_size}",
+                retry=False,
+            )
+        if self._current[known.rank] is not known:
+            newer = self._current[known.rank]
+            return Refused(f"rank {known.rank} has been taken over by {_who(newer.hello)}", retry=False)
+        return None
+
+    def open(self, hello: Hello) -> tuple[Session, bool]:
+        """Take a new session; True: it opens a new attempt (the first, or another world_size)."""
+        opens = self.attempt is None or self.attempt.world_size != hello.world_size
+        if opens:
+            self._new_attempt(hello.world_size)
+        attempt = self.attempts[-1]
+        session = Session(len(self.sessions), hello, Tables(self._interned), attempt=attempt.number)
+        session.fresh = hello.rank in attempt.members
+        attempt.members.add(hello.rank)
+        older = self._current.get(hello.rank)
+        if older is not None:
+            older.over = True
+        self.sessions.append(session)
+        self._by_token[hello.session] = session
+        self._current[hello.rank] = session
+        return session, opens
+
+    def admit(self, session: Session, raws: Sequence[bytes]) -> Admitted:
+        """Decode a session's items and leave out those seen before.
+
+        Raises:
+            ProtocolError: an item that cannot be decoded, or a hole in the numbers.
+        """
+        new_raws, new_items, expected = [], [], session.admitted + 1
+        for raw in raws:
+            item = decode_item(raw, session.tables)
+            if item.seq > expected:
+                raise ProtocolError(f"rank {session.rank}: item {expected} is missing, got {item.seq}")
+            if item.seq == expected:
+                if isinstance(item, Table):
+                    session.tables.define(item.table_id, item.table)
+                new_raws.append(raw)
+                new_items.append(item)
+                expected += 1
+        session.admitted = expected - 1
+        return Admitted(session, tuple(new_raws), tuple(new_items))
+
+    def place(self, session: Session, block: Block) -> tuple[Position, bool]:
+        """The position of a block, attempt included; True: it opens a new attempt."""
+        where = (block.step, float("inf") if block.micro_step is None else float(block.micro_step))
+        opens = False
+        if not block.addendum:
+            opens = self._choose_attempt(session, block.step, where)
+            session.step = block.step
+            if block.complete:
+                session.completed = where
+            attempt = self.attempts[session.attempt - 1]
+            attempt.highest_step = max(attempt.highest_step, block.step)
+        return Position(session.attempt, block.step, block.micro_step), opens
+
+    def _choose_attempt(self, session: Session, step: int, where: tuple[int, float]) -> bool:
+        newest = self.attempts[-1]
+        superseded = self._current[session.rank] is not session
+        goes_back = where <= session.completed
+        if session.fresh:
+            goes_back = step <= self.attempts[session.attempt - 1].highest_step
+        opens = goes_back and session.attempt == newest.number and not superseded
+        if opens:
+            newest = self._new_attempt(newest.world_size)
+        if not superseded and (goes_back or session.fresh or step > session.step):
+            self._join(session, newest)
+        session.fresh = False
+        return opens
+
+    def _join(self, session: Session, attempt: Attempt) -> None:
+        if session.attempt != attempt.number:
+            session.attempt = attempt.number
+            session.completed = (0, 0)
+        attempt.members.add(session.rank)
+
+    def _new_attempt(self, world_size: int) -> Attempt:
+        self.attempts.append(Attempt(len(self.attempts) + 1, world_size))
+        return self.attempts[-1]
+
+
+def _who(hello: Hello) -> str:
+    return f"process {hello.pid} on {hello.host}"
