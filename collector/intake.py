@@ -6,10 +6,13 @@ peer's fault. Agents know nothing of attempts; they are decided here, where all 
 - A session whose position goes back (to one it has completed before) opens a new attempt, or joins the newest one if
   another rank has opened it already.
 - The first block of a new process of a rank that has been part of the attempt goes back where its step is not above
-  the highest step that *any* rank has reached: ranks of one job stop at slightly different steps, and all of them must
-  come to the same answer whichever is heard first.
+  the highest step that *any* rank had reached before: ranks of one job stop at slightly different steps, and all of
+  them must come to the same answer whichever is heard first. "Before" is told by the *launch*: it is counted up each
+  time a rank comes with a new process that has had one in the current launch already.
 - A hello with another world_size than the attempt's opens a new attempt.
-- Everybody else joins the newest attempt when a new step begins.
+- A rank that goes on forward while another has gone back (a single rank restarted) joins the newest attempt two steps
+  above what its own had reached when the new one was opened. Not earlier: in a roll-back of all ranks, those that are
+  heard late still deliver their old steps, and collectives keep ranks within one step of each other.
 """
 
 from __future__ import annotations
@@ -34,12 +37,14 @@ class Session:
         stored: the highest item number that the journal has; what is acknowledged.
         attempt: the attempt of its latest block.
         completed: the latest position it has completed in this attempt, as (step, micro_step or infinity).
+        launch: which start of the job this process belongs to.
         fresh: no block yet, and the rank had been part of the attempt in an earlier process.
     """
 
     number: int
     hello: Hello
     tables: Tables
+    launch: int
     admitted: int = 0
     stored: int = 0
     attempt: int = 0
@@ -55,12 +60,23 @@ class Session:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt: its world_size, the ranks that took part, and the highest step any of them reached."""
+    """One attempt.
+
+    Attributes:
+        members: the ranks that took part.
+        reached: the highest step that any rank has reached, by launch.
+        left_at: the highest step of all when the next attempt was opened; None: it is the newest.
+    """
 
     number: int
     world_size: int
     members: set[int] = field(default_factory=set)
-    highest_step: int = 0
+    reached: dict[int, int] = field(default_factory=dict)
+    left_at: int | None = None
+
+    def reached_before(self, launch: int) -> int:
+        """The highest step that an earlier launch has reached."""
+        return max((step for number, step in self.reached.items() if number < launch), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +89,12 @@ class Admitted:
 
 
 class Intake:
-    """All sessions of a run. `admit` looks and decodes; `open` and `place` change the state, from journalled entries."""
+    """All sessions of a run. `admit` only looks and decodes; `open` and `place` change the state."""
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
         self.attempts: list[Attempt] = []
+        self.launch = 1
         self._by_token: dict[bytes, Session] = {}
         self._current: dict[int, Session] = {}
         self._interned: dict[NameTable, NameTable] = {}
@@ -135,12 +152,14 @@ class Intake:
         if opens:
             self._new_attempt(hello.world_size)
         attempt = self.attempts[-1]
-        session = Session(len(self.sessions), hello, Tables(self._interned), attempt=attempt.number)
-        session.fresh = hello.rank in attempt.members
-        attempt.members.add(hello.rank)
         older = self._current.get(hello.rank)
         if older is not None:
             older.over = True
+            if older.launch == self.launch:
+                self.launch += 1
+        session = Session(len(self.sessions), hello, Tables(self._interned), self.launch, attempt=attempt.number)
+        session.fresh = hello.rank in attempt.members
+        attempt.members.add(hello.rank)
         self.sessions.append(session)
         self._by_token[hello.session] = session
         self._current[hello.rank] = session
@@ -175,22 +194,21 @@ class Intake:
             session.step = block.step
             if block.complete:
                 session.completed = where
-            attempt = self.attempts[session.attempt - 1]
-            attempt.highest_step = max(attempt.highest_step, block.step)
+            reached = self.attempts[session.attempt - 1].reached
+            reached[session.launch] = max(reached.get(session.launch, 0), block.step)
         return Position(session.attempt, block.step, block.micro_step), opens
 
     def _choose_attempt(self, session: Session, step: int, where: tuple[int, float]) -> bool:
-        newest = self.attempts[-1]
-        superseded = self._current[session.rank] is not session
+        own, newest = self.attempts[session.attempt - 1], self.attempts[-1]
         goes_back = where <= session.completed
         if session.fresh:
-            goes_back = step <= self.attempts[session.attempt - 1].highest_step
-        opens = goes_back and session.attempt == newest.number and not superseded
-        if opens:
-            newest = self._new_attempt(newest.world_size)
-        if not superseded and (goes_back or session.fresh or step > session.step):
-            self._join(session, newest)
+            goes_back = step <= own.reached_before(session.launch)
+        joins = goes_back or session.fresh or (own.left_at is not None and step > own.left_at + 1)
         session.fresh = False
+        if self._current[session.rank] is not session or not joins:
+            return False
+        opens = goes_back and own is newest
+        self._join(session, self._new_attempt(own.world_size) if opens else newest)
         return opens
 
     def _join(self, session: Session, attempt: Attempt) -> None:
@@ -200,6 +218,8 @@ class Intake:
         attempt.members.add(session.rank)
 
     def _new_attempt(self, world_size: int) -> Attempt:
+        if self.attempts:
+            self.attempts[-1].left_at = max(self.attempts[-1].reached.values(), default=0)
         self.attempts.append(Attempt(len(self.attempts) + 1, world_size))
         return self.attempts[-1]
 

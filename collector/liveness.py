@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from .entries import Back, HeldOut, Lost
 from .ordering import Key
 
@@ -22,6 +20,7 @@ class Liveness:
         self._lost_after = lost_after
         self._max_hold = max_hold
         self._heard: dict[int, float] = {}
+        self._watched: frozenset[int] = frozenset()
         self._lost: set[int] = set()
         self._head: tuple[Key, float] | None = None
 
@@ -43,7 +42,7 @@ class Liveness:
         return now - self._heard.get(rank, now)
 
     def due(
-        self, now: float, counting: Iterable[int], waiting: tuple[Key, frozenset[int]] | None
+        self, now: float, counting: frozenset[int], waiting: tuple[Key, frozenset[int]] | None
     ) -> list[Lost | HeldOut]:
         """What has to be given up at this moment.
 
@@ -52,9 +51,12 @@ class Liveness:
             waiting: the lowest position that is held up, and by whom.
         """
         out: list[Lost | HeldOut] = []
+        for rank in counting - self._watched:
+            # A rank that is expected (again) but not heard yet is given lost_after from now on.
+            self._heard[rank] = now
+        self._watched = counting
         for rank in sorted(counting):
-            # A rank that is expected but was never heard is given lost_after from now on.
-            silent = now - self._heard.setdefault(rank, now)
+            silent = now - self._heard[rank]
             if silent > self._lost_after:
                 self._lost.add(rank)
                 out.append(Lost(rank, silent))

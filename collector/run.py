@@ -187,11 +187,11 @@ class Run:
 
     def _catch_up(self, rank: int) -> None:
         """A rank that was lost or held out counts again once it has passed what is already released."""
-        state = self.ranks[rank].state
-        if not self._ordering.counts(rank) and state in (RankState.HELD_OUT, RankState.LIVE):
-            if self._ordering.floor(rank) >= above(self._ordering.passed):
-                self.ranks[rank].state = RankState.LIVE
-                self._ordering.expect(rank)
+        view, ordering = self.ranks[rank], self._ordering
+        caught_up = ordering.floor(rank) >= above(ordering.passed)
+        if caught_up and not ordering.counts(rank) and view.state in (RankState.HELD_OUT, RankState.LIVE):
+            view.state = RankState.LIVE
+            ordering.expect(rank)
 
     def _note(self, session: Session, note: Note | Gap) -> Iterator[Released]:
         if isinstance(note, Gap):
