@@ -72,6 +72,7 @@ class _Deferred:
     micro_step: int
     loss: PendingScalar | None
     norms: PendingNorms | None
+    more: Sequence[Frame]
 
     @property
     def ready(self) -> bool:
@@ -81,7 +82,7 @@ class _Deferred:
         """Fetch the values, waiting if need be."""
         frames = [] if self.loss is None else [Frame.scalar("local_loss", self.loss.fetch())]
         norms = None if self.norms is None else self.norms.fetch()
-        return frames if norms is None else [*frames, norms]
+        return [*frames, *([] if norms is None else [norms]), *self.more]
 
 
 class Agent:
@@ -152,13 +153,16 @@ class Agent:
         return Step(self, step)
 
     @_never_raises
-    def micro_step(self, *, loss: object = None, grads: Sequence[object | None] | None = None) -> None:
+    def micro_step(
+        self, *, loss: object = None, grads: Sequence[object | None] | None = None, frames: Sequence[Frame] = ()
+    ) -> None:
         """A micro-batch is through: forward and backward.
 
         Args:
             loss: its loss: a number or a tensor of one element.
             grads: the accumulated gradients, in the order of `model.trainable_params()`, None for a parameter without
                 one; with `rankd.local_norm_kind: micro_batch`, the micro-batch's own.
+            frames: what was measured elsewhere, for this micro-step.
         """
         if not self._active or not self._inside_step:
             return
@@ -170,6 +174,7 @@ class Agent:
             self._micro_step,
             scalar(loss, "loss") if train_state.local_loss and loss is not None else None,
             self._norms.micro_step(grads) if self._norms is not None and grads is not None else None,
+            frames,
         )
         self._deferred = deferred
         if deferred.ready:
@@ -292,6 +297,8 @@ class Agent:
         if error is not None:
             self._note_exception(error)
             self._inside_step = False
+            if self._norms is not None:
+                self._norms.reset()
             return
         if self._norms is not None:
             # Where end_step was not called, the accumulated norms are still recorded.
@@ -332,7 +339,7 @@ class Agent:
         """Put a block; by default it completes a micro-step and leaves a step open (more may be logged for it)."""
         whole = micro_step is not None if complete is None else complete
         block = Block(0, step, micro_step, whole, time.time(), tuple(frames), addendum)
-        new = [f.table for f in frames if f.table is not None and f.table not in self._tables]
+        new = list(dict.fromkeys(f.table for f in frames if f.table is not None and f.table not in self._tables))
         ids = {**self._tables, **{table: len(self._tables) + 1 + i for i, table in enumerate(new)}}
         raws = [encode_item(Table(0, ids[table], table)) for table in new]
         if self._put([*raws, encode_item(block, ids)], block.record_count, (step, micro_step)):
