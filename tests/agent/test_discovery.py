@@ -95,6 +95,6 @@ def test_endpoints(given: str, used: str) -> None:
 )  # fmt: skip
 def test_endpoints_nobody_can_connect_to(given: str) -> None:
     """An endpoint that cannot work is an error at once, which quotes it."""
-    with pytest.raises(ConfigError, match="no endpoint|to listen on") as error:
+    with pytest.raises(ConfigError, match=r"no endpoint|to listen on") as error:
         EndpointFinder(None, {"RANKD_ENDPOINT": given}, None)
     assert repr(given) in str(error.value)

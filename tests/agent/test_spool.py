@@ -240,7 +240,7 @@ def test_the_file_stays_unless_all_is_over(tmp_path: Path, acknowledge: bool) ->
 def test_no_room_shows_at_creation(tmp_path: Path) -> None:
     """More than the disk has is an OSError at creation, and leaves no file."""
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    with pytest.raises(OSError) as error:  # noqa: PT011 - its number is what counts
+    with pytest.raises(OSError) as error:
         Spool.create(tmp_path / "a.spool", free + 2**40, HELLO)
     assert error.value.errno in (errno.ENOSPC, errno.EFBIG)
     assert find_spools(tmp_path) == []
