@@ -11,7 +11,8 @@
      │    ├── LimitError        well-formed, but larger than the protocol allows
      │    └── VersionError      another version of the protocol
      ├── RefusedError           the collector told this agent no, and why
-     └── JournalError           the journal on disk cannot be read or written
+     ├── JournalError           the journal on disk cannot be read or written
+     └── ProfilerError          a profiling session that cannot go on, or that wrote nothing one could read
 
 An error's text says what was found, what is allowed, and what to do. None of these reaches a training loop: the agent
 turns them into one warning.
@@ -24,6 +25,7 @@ __all__ = [
     "IdentityError",
     "JournalError",
     "LimitError",
+    "ProfilerError",
     "ProtocolError",
     "RankdError",
     "RecordError",
@@ -71,3 +73,7 @@ class RefusedError(RankdError):
 
 class JournalError(RankdError):
     """The journal cannot be read or written."""
+
+
+class ProfilerError(RankdError):
+    """A profiling session cannot go on, or what it wrote cannot be read."""

@@ -55,6 +55,7 @@ __all__ = [
     "decode_message",
     "encode_item",
     "encode_message",
+    "number_item",
 ]
 
 PROTOCOL_VERSION = 1
@@ -372,6 +373,20 @@ def encode_item(item: Item, tables: Mapping[NameTable, int] | None = None) -> by
     if len(raw) > MAX_ITEM_BYTES:
         raise LimitError(f"an item of {len(raw)} bytes, at most {MAX_ITEM_BYTES} are allowed")
     return bytes(raw)
+
+
+def number_item(raw: bytes, seq: int) -> bytes:
+    """The item `raw`, which was encoded with the number 0, with the number `seq`.
+
+    An item is encoded before it is known whether the outbox accepts it, and only an accepted one uses up a number.
+
+    Raises:
+        ValueError: `raw` has a number already.
+    """
+    # Each item is a short array (one byte), its kind (one byte), its number: 0 is one byte, and the rest follows.
+    if raw[2:3] != b"\0":
+        raise ValueError("an item gets its number once: encode it with seq 0")
+    return b"".join((raw[:2], msgpack.packb(seq), memoryview(raw)[3:]))
 
 
 def _item_fields(item: Item, tables: Mapping[NameTable, int]) -> list[Any]:
