@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+
 from rankd.collector.protocol.records import Comment, Record
 from rankd.collector.protocol.speclog import parse
 from rankd.collector.protocol.wire import (
@@ -166,9 +167,7 @@ def whole(one: Training) -> Data:
     return Data(one.items)
 
 
-def test_a_run_is_collected_ordered_and_ends_by_itself(
-    collector: CollectorProcess, peers: Callable[[], Peer]
-) -> None:
+def test_a_run_is_collected_ordered_and_ends_by_itself(collector: CollectorProcess, peers: Callable[[], Peer]) -> None:
     """Two ranks, the later one first; the collector ends with status 0 and a summary once both said goodbye."""
     ranks = [training(rank, 2) for rank in range(2)]
     for one in reversed(ranks):
