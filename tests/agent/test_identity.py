@@ -172,6 +172,11 @@ def test_certain(env: dict[str, str], rank: int, size: int, source: str) -> None
             "LOCAL_RANK is 3, which rank 0 of 2 cannot have",
             id="one environment for several processes",
         ),
+        pytest.param(
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "DEVICE_ID": "3"},
+            "DEVICE_ID is 3, which rank 0 of 1 cannot have",
+            id="one Slurm task that may have started a process a card",
+        ),
         pytest.param({"RANKD_RANK": "x"}, "RANKD_RANK is not a number", id="ours is no number"),
         pytest.param({"RANKD_RANK": "2", "RANKD_WORLD_SIZE": "2"}, "rank 2 of 2", id="ours outside the world"),
         pytest.param({"RANKD_RANK": "2"}, "rank 2 of 1", id="our rank and nothing else"),

@@ -318,3 +318,47 @@ def test_deep_nesting_is_refused(write: Write) -> None:
     """Nesting beyond Python's stack is an error of the file, not a crash."""
     with pytest.raises(ConfigError, match="nested too deeply"):
         load_yaml(write("a: " + "[" * 100_000))
+
+
+_FRAGMENTS = st.sampled_from(
+    [
+        *(
+            "a",
+            "b: ",
+            "- ",
+            "? ",
+            ": ",
+            "\n",
+            "\n  ",
+            "{",
+            "}",
+            "[",
+            "]",
+            ", ",
+            "&x ",
+            "*x",
+            "<<: ",
+            "| ",
+            '"',
+            "'",
+            "#",
+        ),
+        *("!!int ", "!!float ", "!!bool ", "!!timestamp ", "!!binary ", "!!set ", "!!omap ", "!!pairs ", "!!null "),
+        *("1e-3", "0x", "0b2", "1:99", "_", "2024-99-99", ".inf", "9" * 5000, "---\n", "...\n", "%YAML 9.9\n", "\t"),
+    ]
+)
+
+
+@given(st.lists(_FRAGMENTS, max_size=25).map("".join))
+def test_any_yaml_is_loaded_or_a_config_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    """However the pieces of YAML are put together, the file is loaded or it is a ConfigError that names it."""
+    file = tmp_path_factory.getbasetemp() / "pieces.yaml"
+    file.write_text(text)
+    try:
+        loaded = load_yaml(file)
+    except ConfigError as error:
+        message = str(error)
+    else:
+        message = str(file)
+        assert isinstance(loaded, dict)
+    assert message.startswith(str(file))
