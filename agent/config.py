@@ -1,4 +1,4 @@
-"""What the agent reads from the training YAML: `monitor:` and the other sections that concern rankd (SPEC.md section 4).
+"""What the agent reads from the training YAML: `monitor:` and the other sections that concern us (SPEC.md section 4).
 
 A key that asks for something this version does not do is never passed over in silence: `AgentConfig.notices` names it.
 """
@@ -86,7 +86,8 @@ class Filter:
 
 def _substring(value: object) -> str:
     if not isinstance(value, str):
-        raise misfit(value, "text, a part of a parameter's name", wrong_type=True)
+        hint = "YAML reads yes, on, no and off as booleans: put text in quotes" if isinstance(value, bool) else ""
+        raise misfit(value, "text, a part of a parameter's name", hint, wrong_type=True)
     return value
 
 
@@ -408,6 +409,8 @@ _OUR_NAMES = {
 }
 # Sections of MindFormers that look like ours and are not.
 _THEIR_NAMES = frozenset({"eval_callbacks"})
+# `moniter` must be found, and `train_dataset` must not be taken for `train_state`.
+_LIKENESS = 0.8
 
 
 def _section_notices(mapping: Mapping[str, object]) -> Iterator[str]:
@@ -415,6 +418,6 @@ def _section_notices(mapping: Mapping[str, object]) -> Iterator[str]:
     for name in mapping:
         if not isinstance(name, str) or name in _THEIR_NAMES or _OUR_NAMES.get(name) == name:
             continue
-        near = nearest(name, _OUR_NAMES)
+        near = nearest(name, _OUR_NAMES, _LIKENESS)
         if near is not None:
             yield f"{name}: {_NOT_OURS}; did you mean `{_OUR_NAMES[near]}`?"

@@ -165,7 +165,8 @@ def _from_environment(env: Mapping[str, str], given_rank: _Given, given_size: _G
         rank = 0
     if rank is None:
         raise _uncertain(env, _why_no_rank(told, cluster))
-    _check_local(env, rank, size)
+    # One task of an outer launcher may have started a process a card; only the user can say that it did not.
+    _check_local(env, rank, size, _LOCAL if size == 1 and given_size.number is None else _LOCAL_RANKS)
     return _identity(env, rank, size, *ranks, *sizes)
 
 
@@ -195,9 +196,9 @@ def _paired_ranks(env: Mapping[str, str], pairs: Iterable[tuple[str, str]], size
     return ranks if whole or size == 1 else {}
 
 
-def _check_local(env: Mapping[str, str], rank: int, size: int) -> None:
+def _check_local(env: Mapping[str, str], rank: int, size: int, names: Iterable[str]) -> None:
     """The local index cannot exceed the rank: somebody started several processes with one environment."""
-    for name, local in _numbers(env, _LOCAL_RANKS).items():
+    for name, local in _numbers(env, names).items():
         if local > rank:
             raise _uncertain(env, f"{name} is {local}, which rank {rank} of {size} cannot have")
 

@@ -437,11 +437,11 @@ def _nearest_key(cls: type[Settings], key: str) -> str | None:
     return near
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that looks most like this one, if any looks like it; upper and lower case count as one."""
+def nearest(word: str, known: Iterable[str], likeness: float = _LIKENESS) -> str | None:
+    """The known word that looks most like this one, if any does; case and dashes do not count."""
     if len(word) > _MAX_KEY_SHOWN:  # likeness takes quadratic time, and no key of ours is as long
         return None
-    found = difflib.get_close_matches(word.lower().replace("-", "_"), sorted(known), n=1, cutoff=_LIKENESS)
+    found = difflib.get_close_matches(word.lower().replace("-", "_"), sorted(known), n=1, cutoff=likeness)
     return found[0] if found else None
 
 
