@@ -276,7 +276,8 @@ def test_same_table_with_other_names_present() -> None:
 def test_same_table_with_other_counts() -> None:
     """Lists of other lengths under the same names are printed in full."""
     renderer, table = Renderer(), NameTable(("a", "b"))
-    for lists in ([[1.0], [2.0, 3.0]], [[1.0, 2.0], [3.0]], [[], []]):
+    shapes: list[list[list[float]]] = [[[1.0], [2.0, 3.0]], [[1.0, 2.0], [3.0]], [[], []]]
+    for lists in shapes:
         text = renderer.block(block(1, None, Frame.lists("max_attention_logit", table, lists)))
         found = [r.value for r in parse(text.splitlines(), rank=3) if isinstance(r, Record)]
         assert found == [tuple(values) for values in lists]
