@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -359,6 +360,9 @@ def parse(lines: Iterable[str | bytes], *, rank: int | None = None) -> Iterator[
 def _canonical(form: str, text: str) -> float:
     """The float that `text` is, if `form` prints it so."""
     value = float(text)
+    if math.isinf(value) and not text.strip().endswith("inf"):
+        # Four digits can round the largest float64 up to what reads as infinity; it was finite.
+        value = math.copysign(sys.float_info.max, value)
     if form % value != text:
         raise SpecLogError(f"expected a number as {form!r} prints it, found {text!r}")
     return value

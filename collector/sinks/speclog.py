@@ -122,7 +122,7 @@ class SpecLogSink:
         if log is None:
             log = self._logs[name] = _Log(self._output / name)
             log.append_only()
-        log.waiting += text
+        log.take(text)
         self._waiting[name] = log
 
     def _each(self, call: Callable[[_Log, _OpenFiles], None], logs: Sequence[_Log]) -> None:
@@ -150,7 +150,8 @@ class _Log:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.position = 0
-        self.waiting = bytearray()
+        # Bytes as long as nothing has to wait for a second call: a copy of everything would be a tenth of all the work.
+        self.waiting: bytes | bytearray = b""
         self._size = 0  # of the file, as far as this process knows
 
     @property
@@ -171,6 +172,23 @@ class _Log:
                 self.path, self._size, checkpoint, checkpoint - self._size,
             )  # fmt: skip
 
+    def take(self, text: bytes) -> None:
+        """`text` comes after what waits."""
+        if not self.waiting:
+            self.waiting = text
+        else:
+            # A bytearray grows in place, however long the disk stays full.
+            self.waiting = self.waiting if isinstance(self.waiting, bytearray) else bytearray(self.waiting)
+            self.waiting += text
+
+    def _advance(self, count: int) -> None:
+        """The first `count` bytes of what waits are in the file."""
+        self.position += count
+        if count == len(self.waiting):
+            self.waiting = b""
+        elif count:
+            self.waiting = bytearray(memoryview(self.waiting)[count:])
+
     def push(self, files: _OpenFiles) -> None:
         """Write what waits, except for what the file holds already."""
         while self.waiting:
@@ -180,23 +198,22 @@ class _Log:
                 continue
             # A full disk writes a part, and fails at the next call only.
             written = os.write(fd, self.waiting)
-            del self.waiting[:written]
-            self.position += written
+            self._advance(written)
             self._size = self.position
 
     def _skip(self, fd: int) -> None:
         """Pass over what the file holds; where that is something else, cut it there."""
         there = os.pread(fd, min(len(self.waiting), self._size - self.position), self.position)
         same = len(there) if self.waiting.startswith(there) else _common(there, self.waiting)
-        self.position += same
-        del self.waiting[:same]
-        if same and same == len(there):
+        self._advance(same)
+        if there and same == len(there):
             return
-        # A power cut can leave zeros at the end of a file; or somebody has edited it.
+        # A power cut can leave zeros at the end of a file; or somebody has edited or cut it.
         _logger.warning(
             "%s differs from the journal after byte %d; writing it again from there", self.path, self.position
         )
-        os.ftruncate(fd, self.position)
+        if there:  # otherwise the file ends before this byte, and this would fill it up
+            os.ftruncate(fd, self.position)
         self._size = self.position
 
     def settle(self, files: _OpenFiles) -> None:
@@ -212,7 +229,7 @@ class _Log:
             self._size = self.position
 
 
-def _common(a: bytes, b: bytearray) -> int:
+def _common(a: bytes, b: bytes | bytearray) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
