@@ -95,7 +95,8 @@ def test_the_output_is_looked_for_without_waiting_until_training_is_over(tmp_pat
     profiler = ScriptedProfiler(slow=3)
     session = ProfilerSession(Window(1, 1), ProfilerOptions(), tmp_path, profiler)
     train(session, 1, 2)
-    assert session.report.state is State.EXPORTING
+    before = session.report
+    assert before.state is State.EXPORTING
     session.step_begin(3)
     session.close(5)
     assert profiler.calls[3:] == ["wait 0", "wait 0", "wait 0", "wait 5"]
