@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, cast
 
 from ..collector.protocol.errors import ConfigError, IdentityError, RecordError
 from ..collector.protocol.records import Frame, Level, NameTable, metric_of
@@ -33,8 +33,9 @@ from .config import AgentConfig
 from .discovery import EndpointFinder
 from .identity import Identity, framework_identity, resolve
 from .launch import start_collector
+from .link import LinkState
 from .losses import PendingScalar, read_scalar, scalar
-from .norms import NormMonitor, PendingNorms, trainable_names
+from .norms import NormKind, NormMonitor, PendingNorms, trainable_names
 from .outbox import MemoryStore, Outbox, Store
 from .sender import Sender
 
@@ -46,7 +47,6 @@ log = logging.getLogger("rankd.agent")
 _DONE = "done"
 
 _P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 def _never_raises(
@@ -61,7 +61,7 @@ def _never_raises(
         except Exception as e:  # noqa: BLE001 - whatever it is, it must not stop the training
             self._trouble(method.__name__, e)
 
-    return guarded
+    return cast("Callable[Concatenate[Agent, _P], None]", guarded)
 
 
 @dataclass(slots=True)
@@ -266,9 +266,7 @@ class Agent:
     def __enter__(self) -> Agent:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._note_exception(error)
         self.close(_reason(error))
 
@@ -334,7 +332,13 @@ class Agent:
     # -- putting ------------------------------------------------------------------------------------------------------
 
     def _put_block(
-        self, step: int, micro_step: int | None, frames: list[Frame], *, complete: bool | None = None, addendum: bool = False
+        self,
+        step: int,
+        micro_step: int | None,
+        frames: list[Frame],
+        *,
+        complete: bool | None = None,
+        addendum: bool = False,
     ) -> None:
         """Put a block; by default it completes a micro-step and leaves a step open (more may be logged for it)."""
         whole = micro_step is not None if complete is None else complete
@@ -381,7 +385,7 @@ class Agent:
             names,
             train_state.local_norm.matches if train_state.local_norm else None,
             train_state.device_norm.matches if train_state.device_norm else None,
-            self._config.rankd.local_norm_kind,
+            cast("NormKind", self._config.rankd.local_norm_kind),
         )
 
     def _start(self, who: Identity, total_steps: int | None) -> None:
@@ -431,7 +435,7 @@ class Agent:
 
     def _tell_profile(self) -> None:
         """A line in the log once the session has come to its end."""
-        report = self._profile and self._profile.report
+        report = None if self._profile is None else self._profile.report
         if report is None or not report.state.final or self._profile_told:
             return
         self._profile_told = True
@@ -458,6 +462,11 @@ class Agent:
             )
 
     @property
+    def connected(self) -> bool:
+        """Whether the collector has welcomed this rank and is heard."""
+        return self._sender is not None and self._sender.state is LinkState.JOINED
+
+    @property
     def errors(self) -> Mapping[str, int]:
         """How often rankd itself has failed in this process, by method and kind of error."""
         return dict(self._errors)
@@ -476,9 +485,7 @@ class Step:
         self._agent._begin_step(self._step)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._agent._finish_step(error)
 
 

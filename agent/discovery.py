@@ -28,7 +28,7 @@ CONNECTION_VERSION = 1
 ENDPOINT_VARIABLE = "RANKD_ENDPOINT"
 # A handful of short fields; anything larger is not a connection file.
 _MAX_CONNECTION_BYTES = 65_536
-_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 _NOWHERE = frozenset({"*", "0.0.0.0", "[::]"})  # noqa: S104 - addresses to bind to, refused here
 
 

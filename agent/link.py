@@ -315,7 +315,8 @@ class Link:
         self._retry_at = now + self._timing.refused_delay
         if self._refusal_told:
             return []
-        self._refusal_told = True
+        # It is there, and this is the outage's warning.
+        self._refusal_told = self._warned = True
         return [Warn(f"the collector at {self._endpoint} refuses this rank for now: {message.reason}. Trying again")]
 
 

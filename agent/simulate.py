@@ -35,6 +35,8 @@ _HEADER = re.compile(rb'^\[rank_(\d+)\] \{ "step": (\d+), "micro_step": (\d+) \}
 _LOOK = 0.002
 # How long the last lines may take after the last rank has ended.
 _SETTLE = 60.0
+# How long the collector may take to start and to welcome all ranks.
+_JOIN = 15.0
 
 # (rank, step, micro_step)
 _Key = tuple[int, int, int]
@@ -119,11 +121,14 @@ def _run_processes(plan: _Plan, processes: int) -> dict[_Key, float]:
 
 
 def _work(plan: _Plan, ranks: Sequence[int], barrier: Barrier, result: Connection) -> None:
-    config = AgentConfig(rankd=RankdConfig(output=plan.output, endpoint=plan.endpoint, start_collector=not plan.endpoint))
+    config = AgentConfig(
+        rankd=RankdConfig(output=plan.output, endpoint=plan.endpoint, start_collector=not plan.endpoint)
+    )
     agents = [Agent(config, rank=rank, world_size=plan.ranks, total_steps=plan.steps) for rank in ranks]
     pushed: dict[_Key, float] = {}
     frames = [_frames(plan.params, rank) for rank in ranks]
     pace = _pace(plan.rate)
+    _wait_until_joined(agents)
     barrier.wait(_SETTLE)
     for step in range(1, plan.steps + 1):
         contexts = [agent.step(step) for agent in agents]
@@ -143,6 +148,13 @@ def _work(plan: _Plan, ranks: Sequence[int], barrier: Barrier, result: Connectio
     for thread in closing:
         thread.join()
     result.send(pushed)
+
+
+def _wait_until_joined(agents: Sequence[Agent]) -> None:
+    """Start with the collector there, so that its own start is not measured; without one, start all the same."""
+    deadline = time.monotonic() + _JOIN
+    while not all(agent.connected for agent in agents) and time.monotonic() < deadline:
+        time.sleep(_LOOK)
 
 
 def _frames(params: int, rank: int) -> list[Frame]:
@@ -210,8 +222,9 @@ def _report(plan: _Plan, pushed: dict[_Key, float], seen: dict[_Key, float]) -> 
         print(f"push to readable line: p50 {p50:.1f} ms, p99 {p99:.1f} ms, most {latencies[-1]:.1f} ms")
     if missing:
         rank, step, micro_step = min(missing)
-        print(f"MISSING: {len(missing)} of {len(pushed)} blocks never came out, the first of them rank {rank} step {step} "
-              f"micro_step {micro_step}; see {plan.output / '.rankd' / 'collector.log'}")  # fmt: skip
+        first = f"rank {rank} step {step} micro_step {micro_step}"
+        print(f"MISSING: {len(missing)} of {len(pushed)} blocks never came out, the first of them {first}; "
+              f"see {plan.output / '.rankd' / 'collector.log'}")  # fmt: skip
         return 1
     print(f"all {len(pushed)} blocks of {plan.ranks} ranks are in {plan.output / 'merged.log'}")
     return 0

@@ -71,7 +71,8 @@ class Spool:
         # an open file of its own, which has no lock.
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            self._map = mmap.mmap(fd, ring_start + capacity)
+            # Populated, so that the training thread does not meet each page for the first time.
+            self._map = mmap.mmap(fd, ring_start + capacity, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         finally:
             os.close(fd)
 

@@ -17,7 +17,6 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
 
 from .protocol.errors import JournalError
 
@@ -69,9 +68,7 @@ class Journal:
         JournalError: the directory cannot be used; says why.
     """
 
-    def __init__(
-        self, directory: Path, *, segment_size: int = 64 * 2**20, durability: Literal["process", "disk"] = "process"
-    ) -> None:
+    def __init__(self, directory: Path, *, segment_size: int = 64 * 2**20, durability: str = "process") -> None:
         self._directory = directory
         self._segment_size = segment_size
         self._sync = durability == "disk"

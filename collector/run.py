@@ -119,10 +119,11 @@ class Run:
     def _opened(self, entry: Opened) -> None:
         self.ended = False
         nobody_lives = not any(view.state is RankState.LIVE for view in self.ranks.values())
+        launch = self.intake.launch
         session, opens = self.intake.open(entry.hello)
         if opens:
             self._begin_attempt(self.intake.attempts[-1])
-        elif nobody_lives:
+        elif nobody_lives and self.intake.launch != launch:
             self._expect_all()
         view = self.ranks[session.rank]
         view.state, view.produced, view.reason = RankState.LIVE, None, ""

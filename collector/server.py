@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -41,7 +42,7 @@ log = logging.getLogger("rankd.collector")
 _TICK = 0.1
 # What one turn takes at most, so that acknowledgements are never far behind.
 _TURN_MESSAGES = 512
-_TURN_BYTES = 32 * 2**20
+_TURN_BYTES = 4 * 2**20
 # How often a write that failed is tried again.
 _RETRY = 0.5
 # How long the last acknowledgements may take to leave at the end.
@@ -120,7 +121,8 @@ class Collector:
     @property
     def endpoint(self) -> str:
         """Where the agents connect to."""
-        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        # A dual-stack socket reports an IPv4 address as an IPv6 one that not every agent's host can reach.
+        return re.sub(r"\[::ffff:([0-9.]+)(%\d+)?\]", r"\1", self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     # -- loop ---------------------------------------------------------------------------------------------------------
 
@@ -264,20 +266,26 @@ class Collector:
 
     def _store(self, entries: list[Entry], touched: dict[bytes, Session]) -> None:
         """Journal, acknowledge, apply and write; empties both arguments."""
-        if touched or entries:
-            self._commit(entries)
-            for peer, session in touched.items():
-                self._send(peer, Ack(session.stored))
-            entries.clear()
-            touched.clear()
+        self._append(entries)
+        for peer, session in touched.items():
+            self._send(peer, Ack(session.admitted))
+        self._apply(entries)
+        entries.clear()
+        touched.clear()
 
     def _commit(self, entries: list[Entry]) -> None:
         """Journal, apply and write."""
-        if not entries:
-            return
+        self._append(entries)
+        self._apply(entries)
+
+    def _append(self, entries: list[Entry]) -> None:
         payloads = [encode_entry(entry) for entry in entries]
         self._until_possible("the journal", lambda: self._journal.append(payloads))
+
+    def _apply(self, entries: list[Entry]) -> None:
         released = [item for entry in entries for item in self._run.apply(entry)]
+        if not released:
+            return
         try:
             self._sink.write(released)
         except OSError as e:

@@ -73,7 +73,7 @@ def main() -> None:
     plain: deque[bytes] = deque(maxlen=ACK_EVERY)
     baseline = show("deque.append (baseline)", measure(lambda _: plain.append(raw), lambda _: None), 0.0)
     show("outbox over memory", over(MemoryStore(SIZE), raw), baseline)
-    places = [Path(tempfile.gettempdir()), Path("/dev/shm")]  # noqa: S108 - two kinds of file system to compare
+    places = [Path(tempfile.gettempdir()), Path("/dev/shm")]
     hello = Hello(bytes(16), "", 0, 1, 1, "here", 1, 0.0)
     for place in (p for p in places if p.is_dir()):
         with tempfile.TemporaryDirectory(dir=place) as directory:

@@ -140,6 +140,16 @@ def test_a_rank_that_ended_early_stalls_nobody() -> None:
     assert (1, 3, None, 1) in got
 
 
+def test_a_rank_that_ends_before_another_has_come_is_not_expected_again() -> None:
+    """One rank is through before the other says hello; the run still finishes."""
+    core = Core()
+    for rank in (1, 0):
+        one = training(rank, 2)
+        core.open(one)
+        core.deliver(one)
+    assert core.run.finished
+
+
 def test_a_restart_that_goes_back_is_a_new_attempt_for_every_rank_whichever_is_heard_first() -> None:
     """COMPLAINTS 16: crash in step 4, resume at 3; ranks stopped at different steps and still agree."""
     for first in (0, 1):
