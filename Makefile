@@ -36,6 +36,14 @@ define fresh_venv
 	$(PYTHON) -m venv $${clear:-} $(VENV)
 endef
 
+comma := ,
+# Installs without a word; what pip has said is shown, all of it, when it fails.
+define install
+	log=$$(mktemp); \
+	$(BIN)/python -m pip install --disable-pip-version-check $(1) >"$$log" 2>&1 || { cat "$$log" >&2; rm -f "$$log"; exit 1; }; \
+	rm -f "$$log"
+endef
+
 # Type checkers and import-linter find the import names (rankd.agent) through links to the folders (agent).
 PACKAGES := agent collector profiler_ctl
 LINKS := $(PACKAGES:%=.typecheck/rankd/%)
@@ -75,13 +83,13 @@ $(LIGHT):
 	@rm -f $(VENV)/.rankd-*
 	@$(call fresh_venv)
 	@echo "installing rankd and its development tools into $(VENV) …"
-	@$(BIN)/python -m pip install --quiet 'pip>=23.1'
-	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(call install,'pip>=23.1')
+	@$(call install,--editable '.[dev]')
 	@touch $@
 
 $(MINDSPORE): $(LIGHT)
 	@echo "installing MindSpore into $(VENV) (a wheel of 800 MB, some minutes) …"
-	@$(BIN)/python -m pip install --quiet --editable '.[dev,mindspore]'
+	@$(call install,--editable '.[dev$(comma)mindspore]')
 	@touch $@
 
 $(LINKS): .typecheck/rankd/%:

@@ -30,9 +30,9 @@ MARKER_FILE = ".made-by-rankd-demo"
 MARKER_VARIABLE = "RANKD_DEMO"
 
 HERE = Path(__file__).resolve().parent
-TRAIN = HERE / "train.py"
 CONFIG = HERE / "train.yaml"
 MSRUN = HERE.parent / "msrun.sh"
+LOG_DIR = "msrun-log"
 
 
 def fresh_folder(path: Path) -> None:
@@ -87,19 +87,13 @@ def end_descendants(marker: str) -> None:
 
 def run_job(output: Path, merged: Path, marker: str) -> int:
     """Run the training job in `output`, showing `merged` as it grows; the job's exit status."""
-    environment = os.environ | {
-        MARKER_VARIABLE: marker,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        # On CPU: one thread a rank, and no asynchronous launching, whose waits spin.
-        "OMP_NUM_THREADS": "1",
-        "MS_DEV_LAUNCH_BLOCKING": "1",
-    }
+    environment = os.environ | {MARKER_VARIABLE: marker, "PYTHON": sys.executable}
     tail = Tail(merged)
     deadline = time.monotonic() + MOST_SECONDS
     with (output / "msrun.log").open("wb") as log:
         # A session of its own, so that Ctrl-C reaches the demo alone, which then ends all of them.
         job = subprocess.Popen(
-            [MSRUN, str(RANKS), TRAIN, CONFIG],
+            [MSRUN, "--cpu", "--workers", str(RANKS), "--config", CONFIG, "--log-dir", LOG_DIR],
             cwd=output,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -147,7 +141,7 @@ def show_profile(output: Path, rank: int) -> None:
 
 def show_failure(output: Path) -> None:
     """Print the end of each log that the job left: where a failed start says why."""
-    for log in [output / "msrun.log", *sorted(output.rglob("worker_*.log"))]:
+    for log in [output / "msrun.log", *sorted((output / LOG_DIR).glob("*.log"))]:
         print(f"\n== end of {log.relative_to(output.parent)}", file=sys.stderr)
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]:
             print(f"   {line}", file=sys.stderr)
