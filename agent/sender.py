@@ -50,6 +50,8 @@ _CLOSE_MARGIN = 1.0
 _HEARTBEAT_INTERVAL, _HEARTBEAT_TIMEOUT = 3_000, 10_000
 # Reconnecting to an endpoint where nobody listens, in ms.
 _RECONNECT_FIRST, _RECONNECT_MOST = 100, 2_000
+# Nothing is ever due (refused for good): still a number that poll takes, in seconds.
+_LONGEST_SLEEP = 3_600.0
 # Taken off the socket before time and outbox are looked at again.
 _MOST_RECEIVED_AT_ONCE = 1_000
 
@@ -148,7 +150,7 @@ class _Channel:
         return True
 
     def wait(self, seconds: float) -> None:
-        self._poller.poll(max(0, int(seconds * 1_000 + 0.999)))
+        self._poller.poll(int(min(max(seconds, 0.0), _LONGEST_SLEEP) * 1_000 + 0.999))
         self._waker.drain()
 
     def received(self) -> Iterator[bytes]:
@@ -216,10 +218,10 @@ class Sender:
         self._deadline: float | None = None
         self._inert = False
         self._thread = threading.Thread(target=self._guarded, name="rankd-sender", daemon=True)
+        _senders.add(self)
 
     def start(self) -> None:
         """Start the thread."""
-        _senders.add(self)
         self._thread.start()
 
     @property
@@ -251,7 +253,9 @@ class Sender:
         if self._deadline is None:
             self._deadline = time.monotonic() + timeout
         self._waker.wake()
-        if self._thread.ident is not None:
+        if self._thread.ident is None:
+            self._channel.close()
+        else:
             self._thread.join(timeout + _CLOSE_MARGIN)
         return self._outbox.held_items
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -67,7 +68,9 @@ class Collector:
         except zmq.ZMQError:
             self.close()
             raise
-        self.endpoint = self.router.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        endpoint = self.router.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self.endpoint = endpoint.decode().rstrip("\0")
         self.journal: list[Item] = []
         self.beats: list[Beat] = []
         self.hellos: list[Hello] = []
@@ -158,7 +161,8 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def agents() -> Iterator[Callable[..., Agent]]:
+def agents(caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest) -> Iterator[Callable[..., Agent]]:
+    """Makes agents, ends them after the test, and fails it if the thread of one has failed unexpectedly."""
     made: list[Agent] = []
 
     def make(find: str | Callable[[], str | None], timing: Timing = FAST) -> Agent:
@@ -168,6 +172,8 @@ def agents() -> Iterator[Callable[..., Agent]]:
     yield make
     for agent in made:
         agent.end()
+    failures = [r.message for r in caplog.get_records("call") if r.levelno >= logging.ERROR]
+    assert len(failures) == ("a_bug_is_told" in request.node.name), failures
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -182,11 +188,10 @@ def eventually(condition: Callable[[], bool]) -> None:
 def rebound(endpoint: str) -> Collector:
     """A collector at an address that another one has just left."""
     deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
+    while time.monotonic() < deadline:
+        with contextlib.suppress(zmq.ZMQError):
             return Collector(endpoint)
-        except zmq.ZMQError:
-            assert time.monotonic() < deadline, "the port does not become free"
+    raise AssertionError("the port does not become free")
 
 
 def test_hello_welcome_data_ack(collector: Collector, agents: Callable[..., Agent]) -> None:
@@ -498,6 +503,15 @@ def test_a_killed_rank_started_again_is_heard(collector: Collector, agents: Call
     assert second != first
     collector.serve(lambda: agent.outbox.held_items == 0)
     assert collector.texts == ["b"]
+
+
+def test_never_started() -> None:
+    """A sender that was never started closes at once and says what is left."""
+    outbox = Outbox(MemoryStore(2**20))
+    outbox.put((note("a"),))
+    sender = Sender(outbox, HELLO, lambda: None, where="the test")
+    assert sender.close(PATIENCE) == 1
+    outbox.close()
 
 
 def test_what_a_killed_process_left_is_delivered(collector: Collector, tmp_path: Path) -> None:
