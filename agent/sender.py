@@ -99,6 +99,8 @@ class _Channel:
         self._monitor: DealerSocket | None = None
         self._poller = zmq.Poller()
         self._poller.register(waker.fd, zmq.POLLIN)
+        # What the last `wait` found something on; looking at the others would cost an exception each.
+        self._ready: dict[object, int] = {}
 
     def open(self, endpoint: str) -> None:
         """Connect to `endpoint`; raises zmq.ZMQError where that is none."""
@@ -150,12 +152,13 @@ class _Channel:
         return True
 
     def wait(self, seconds: float) -> None:
-        self._poller.poll(int(min(max(seconds, 0.0), _LONGEST_SLEEP) * 1_000 + 0.999))
-        self._waker.drain()
+        self._ready = dict(self._poller.poll(int(min(max(seconds, 0.0), _LONGEST_SLEEP) * 1_000 + 0.999)))
+        if self._waker.fd in self._ready:
+            self._waker.drain()
 
     def received(self) -> Iterator[bytes]:
         for _ in range(_MOST_RECEIVED_AT_ONCE):
-            if self._socket is None:
+            if self._socket is None or self._socket not in self._ready:
                 return
             try:
                 parts = self._socket.recv_multipart(zmq.DONTWAIT)
@@ -166,7 +169,7 @@ class _Channel:
     def broken(self) -> str | None:
         """Why the connection broke since the last call, if it did."""
         why = None
-        while self._monitor is not None:
+        while self._monitor is not None and self._monitor in self._ready:
             try:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))
             except zmq.Again:
