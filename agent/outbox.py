@@ -78,8 +78,8 @@ class Store(Protocol):
     def room(self) -> int:
         """The bytes that are free."""
 
-    def append(self, seq: int, raw: bytes) -> Entry:
-        """Keep an item that fits, numbered one above the last."""
+    def append(self, seq: int, raw: bytes, after: Entry | None) -> Entry:
+        """Keep an item that fits, behind `after` (None: nothing is held); what lay there counts no more."""
 
     def read(self, entry: Entry) -> bytes:
         """The bytes of an item that has not been freed."""
@@ -119,7 +119,9 @@ class MemoryStore:
     def room(self) -> int:
         return self._limit - self._used
 
-    def append(self, seq: int, raw: bytes) -> Entry:
+    def append(self, seq: int, raw: bytes, after: Entry | None) -> Entry:  # noqa: ARG002 - the number is enough here
+        if (before := self._raws.get(seq)) is not None:
+            self._used -= self.cost(len(before))
         self._raws[seq] = raw
         self._used += len(raw) + self._OVERHEAD
         return Entry(seq, seq, len(raw))
@@ -184,7 +186,6 @@ class Outbox:
         self._in_flight: deque[Entry] = deque()
         self._held_bytes = 0
         self._in_flight_bytes = 0
-        self._last = 0
         self._acked = 0
         self._produced = 0
         self._dropped: dict[str, int] = {}
@@ -200,8 +201,7 @@ class Outbox:
         self = cls(store)
         self._unsent.extend(entries)
         self._held_bytes = sum(entry.size for entry in entries)
-        self._last = next_seq - 1
-        self._acked = entries[0].seq - 1 if entries else self._last
+        self._acked = entries[0].seq - 1 if entries else next_seq - 1
         self._finished = self._recovered = True
         return self
 
@@ -286,9 +286,9 @@ class Outbox:
             ProtocolError: no item has this number yet.
         """
         with self._lock:
-            if seq > self._last and not self._recovered:
+            if seq > (last := self._last()) and not self._recovered:
                 # A recovered file may lack its newest pages, where the machine went down and not only the process.
-                raise ProtocolError(f"the collector acknowledges item {seq}, but this process produced {self._last}")
+                raise ProtocolError(f"the collector acknowledges item {seq}, but this process produced {last}")
             newest: Entry | None = None
             for queue in (self._in_flight, self._unsent):
                 while queue and queue[0].seq <= seq:
@@ -317,7 +317,8 @@ class Outbox:
     @property
     def next_seq(self) -> int:
         """The number that the next new item will get."""
-        return self._last + 1
+        with self._lock:
+            return self._last() + 1
 
     @property
     def held_items(self) -> int:
@@ -351,7 +352,7 @@ class Outbox:
                 self._in_flight_bytes,
                 self._produced,
                 MappingProxyType(dict(self._dropped)),
-                self._last,
+                self._last(),
                 self._acked,
             )
 
@@ -396,14 +397,28 @@ class Outbox:
         return [encode_item(Gap(0, cause, p.records, p.first, p.last)) for cause, p in self._pending.items()]
 
     def _number(self, raws: Sequence[bytes]) -> list[bytes]:
-        return [number_item(raw, seq) for seq, raw in enumerate(raws, self._last + 1)]
+        return [number_item(raw, seq) for seq, raw in enumerate(raws, self._last() + 1)]
 
     def _cost(self, raws: Sequence[bytes]) -> int:
         return sum([self._store.cost(len(raw)) for raw in raws])
 
+    def _newest(self) -> Entry | None:
+        queue = self._unsent or self._in_flight
+        return queue[-1] if queue else None
+
+    def _last(self) -> int:
+        newest = self._newest()
+        return self._acked if newest is None else newest.seq
+
     def _append(self, numbered: Sequence[bytes]) -> None:
+        # Ctrl-C may interrupt this anywhere. Items exist once the queue has them, which is one step; the numbers, and
+        # where the next one goes, follow from the queue.
+        entries: list[Entry] = []
+        newest, seq = self._newest(), self._last()
         for raw in numbered:
-            self._unsent.append(self._store.append(self._last + 1, raw))
-            self._last += 1
-            self._held_bytes += len(raw)
+            seq += 1
+            newest = self._store.append(seq, raw, newest)
+            entries.append(newest)
+        self._unsent.extend(entries)
         self._pending.clear()
+        self._held_bytes += sum([entry.size for entry in entries])

@@ -50,6 +50,8 @@ _CLOSE_MARGIN = 1.0
 _HEARTBEAT_INTERVAL, _HEARTBEAT_TIMEOUT = 3_000, 10_000
 # Reconnecting to an endpoint where nobody listens, in ms.
 _RECONNECT_FIRST, _RECONNECT_MOST = 100, 2_000
+# Nothing is ever due (refused for good): still a number that poll takes, in seconds.
+_LONGEST_SLEEP = 3_600.0
 # Taken off the socket before time and outbox are looked at again.
 _MOST_RECEIVED_AT_ONCE = 1_000
 
@@ -97,6 +99,8 @@ class _Channel:
         self._monitor: DealerSocket | None = None
         self._poller = zmq.Poller()
         self._poller.register(waker.fd, zmq.POLLIN)
+        # What the last `wait` found something on; looking at the others would cost an exception each.
+        self._ready: dict[object, int] = {}
 
     def open(self, endpoint: str) -> None:
         """Connect to `endpoint`; raises zmq.ZMQError where that is none."""
@@ -148,12 +152,13 @@ class _Channel:
         return True
 
     def wait(self, seconds: float) -> None:
-        self._poller.poll(max(0, int(seconds * 1_000 + 0.999)))
-        self._waker.drain()
+        self._ready = dict(self._poller.poll(int(min(max(seconds, 0.0), _LONGEST_SLEEP) * 1_000 + 0.999)))
+        if self._waker.fd in self._ready:
+            self._waker.drain()
 
     def received(self) -> Iterator[bytes]:
         for _ in range(_MOST_RECEIVED_AT_ONCE):
-            if self._socket is None:
+            if self._socket is None or self._socket not in self._ready:
                 return
             try:
                 parts = self._socket.recv_multipart(zmq.DONTWAIT)
@@ -164,7 +169,7 @@ class _Channel:
     def broken(self) -> str | None:
         """Why the connection broke since the last call, if it did."""
         why = None
-        while self._monitor is not None:
+        while self._monitor is not None and self._monitor in self._ready:
             try:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))
             except zmq.Again:
@@ -216,10 +221,10 @@ class Sender:
         self._deadline: float | None = None
         self._inert = False
         self._thread = threading.Thread(target=self._guarded, name="rankd-sender", daemon=True)
+        _senders.add(self)
 
     def start(self) -> None:
         """Start the thread."""
-        _senders.add(self)
         self._thread.start()
 
     @property
@@ -251,7 +256,9 @@ class Sender:
         if self._deadline is None:
             self._deadline = time.monotonic() + timeout
         self._waker.wake()
-        if self._thread.ident is not None:
+        if self._thread.ident is None:
+            self._channel.close()
+        else:
             self._thread.join(timeout + _CLOSE_MARGIN)
         return self._outbox.held_items
 

@@ -137,9 +137,9 @@ class Spool:
     def room(self) -> int:
         return self._capacity - (self._head - self._tail)
 
-    def append(self, seq: int, raw: bytes) -> Entry:
+    def append(self, seq: int, raw: bytes, after: Entry | None) -> Entry:
         size = len(raw)
-        where = self._head
+        where = self._tail if after is None else after.where + _RECORD.size + after.size
         total = zlib.crc32(raw, zlib.crc32(_RECORD_HEAD.pack(size, seq)))
         self._write(where + _RECORD.size, raw)
         self._write(where, _RECORD.pack(size, total, seq))

@@ -83,7 +83,7 @@ TRANSITIONS: list[tuple[LinkState, Message, LinkState, list[type]]] = [
     (S.JOINED, Who(), S.GREETING, [SayHello]),
     (S.JOINED, Refused("x", True), S.WAITING, [Warn]),
     (S.JOINED, Refused("x", False), S.OFF, [Shut, Warn]),
-    (S.WAITING, WELCOME, S.JOINED, [Rewind]),
+    (S.WAITING, WELCOME, S.JOINED, [Rewind, Tell]),
     (S.WAITING, Ack(1), S.WAITING, [Acknowledged]),
     (S.WAITING, Who(), S.WAITING, []),
     (S.WAITING, Refused("x", True), S.WAITING, []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -21,7 +22,7 @@ import zmq
 from rankd.agent.discovery import CONNECTION_FILE, EndpointFinder
 from rankd.agent.link import LinkState, Timing
 from rankd.agent.outbox import MemoryStore, Outbox
-from rankd.agent.sender import Sender
+from rankd.agent.sender import DealerSocket, Sender
 from rankd.agent.spool import Spool
 from rankd.collector.protocol.wire import (
     Ack,
@@ -54,13 +55,22 @@ def note(text: str, size: int = 0) -> bytes:
 class Collector:
     """The other side: what arrives, in order, and what the test wants to answer."""
 
-    def __init__(self, address: str = "tcp://127.0.0.1:*") -> None:
-        self.context = zmq.Context()
+    def __init__(self, address: str = "tcp://127.0.0.1:*", secret: bytes | None = None) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.router = self.context.socket(zmq.ROUTER)
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.setsockopt(zmq.IPV6, 1)
-        self.router.bind(address)
-        self.endpoint = self.router.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        if secret is not None:
+            self.router.setsockopt(zmq.CURVE_SERVER, 1)
+            self.router.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        try:
+            self.router.bind(address)
+        except zmq.ZMQError:
+            self.close()
+            raise
+        endpoint = self.router.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self.endpoint = endpoint.decode().rstrip("\0")
         self.journal: list[Item] = []
         self.beats: list[Beat] = []
         self.hellos: list[Hello] = []
@@ -151,7 +161,8 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def agents() -> Iterator[Callable[..., Agent]]:
+def agents(caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest) -> Iterator[Callable[..., Agent]]:
+    """Makes agents, ends them after the test, and fails it if the thread of one has failed unexpectedly."""
     made: list[Agent] = []
 
     def make(find: str | Callable[[], str | None], timing: Timing = FAST) -> Agent:
@@ -161,6 +172,8 @@ def agents() -> Iterator[Callable[..., Agent]]:
     yield make
     for agent in made:
         agent.end()
+    failures = [r.message for r in caplog.get_records("call") if r.levelno >= logging.ERROR]
+    assert len(failures) == ("a_bug_is_told" in request.node.name), failures
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -170,6 +183,15 @@ def eventually(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "did not come to pass"
         tick.wait(0.005)
+
+
+def rebound(endpoint: str) -> Collector:
+    """A collector at an address that another one has just left."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        with contextlib.suppress(zmq.ZMQError):
+            return Collector(endpoint)
+    raise AssertionError("the port does not become free")
 
 
 def test_hello_welcome_data_ack(collector: Collector, agents: Callable[..., Agent]) -> None:
@@ -256,7 +278,7 @@ def test_restart_on_the_same_port(agents: Callable[..., Agent]) -> None:
     agent.put("a")
     first.serve(lambda: agent.outbox.held_items == 0)
     first.close()
-    second = Collector(first.endpoint)
+    second = rebound(first.endpoint)
     second.journal = list(first.journal)
     second.serve(lambda: bool(second.hellos))
     agent.put("b")
@@ -483,6 +505,15 @@ def test_a_killed_rank_started_again_is_heard(collector: Collector, agents: Call
     assert collector.texts == ["b"]
 
 
+def test_never_started() -> None:
+    """A sender that was never started closes at once and says what is left."""
+    outbox = Outbox(MemoryStore(2**20))
+    outbox.put((note("a"),))
+    sender = Sender(outbox, HELLO, lambda: None, where="the test")
+    assert sender.close(PATIENCE) == 1
+    outbox.close()
+
+
 def test_what_a_killed_process_left_is_delivered(collector: Collector, tmp_path: Path) -> None:
     """A recovered spool is delivered under the dead process's own session, and its file goes."""
     path = tmp_path / "a.spool"
@@ -518,3 +549,31 @@ def test_few_wake_ups(collector: Collector, agents: Callable[..., Agent]) -> Non
             collector.say(got[0], Ack(len(collector.journal)))
     assert len(collector.journal) == 500
     assert messages < 50
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_encrypted(caplog: pytest.LogCaptureFixture, right: bool) -> None:
+    """With the collector's key data flows; with another one nothing is accepted, and the warning says why."""
+    public, secret = zmq.curve_keypair()
+    mine, my_secret = zmq.curve_keypair()
+    believed = public if right else zmq.curve_keypair()[0]
+    collector = Collector(secret=secret)
+
+    def prepare(socket: DealerSocket) -> None:
+        socket.setsockopt(zmq.CURVE_SERVERKEY, believed)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, mine)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, my_secret)
+
+    outbox = Outbox(MemoryStore(2**20))
+    sender = Sender(outbox, HELLO, lambda: collector.endpoint, where="the test", timing=FAST, prepare=prepare)
+    sender.start()
+    outbox.put((note("a"),))
+    sender.wake()
+    if right:
+        collector.serve(lambda: outbox.held_items == 0)
+    else:
+        eventually(lambda: any("no collector" in r.message for r in caplog.records))
+    assert sender.close(0.1) == (0 if right else 1)
+    assert collector.texts == (["a"] if right else [])
+    outbox.close()
+    collector.close()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rankd.agent.outbox import LEAST_STORE_BYTES, Entry, Outbox
 from rankd.agent.spool import Spool, find_spools
 from rankd.collector.protocol.errors import ProtocolError, VersionError
-from rankd.collector.protocol.wire import Hello, Note, Tables, decode_item, encode_item
+from rankd.collector.protocol.wire import Hello, Note, Tables, decode_item, encode_item, number_item
 
 HELLO = Hello(bytes(range(16)), "run", 3, 8, 1, "here", 4_711, 1.5, 100, {"mindspore": "2.10"})
 
@@ -289,6 +289,19 @@ def test_a_locked_file_is_left_alone(tmp_path: Path) -> None:
     assert recovered(path) == ["a"]
 
 
+def test_an_interrupted_put_leaves_no_trace(tmp_path: Path) -> None:
+    """What the store was given when Ctrl-C came is written over by the next put, which gets its number."""
+    path = tmp_path / "a.spool"
+    spool = Spool.create(path, LEAST_STORE_BYTES, HELLO)
+    outbox = Outbox(spool)
+    outbox.put((note("a"),))
+    outbox._store.append(2, number_item(note("interrupted"), 2), outbox._newest())
+    outbox.put((note("b"),))
+    outbox.put((note("c"),))
+    spool.close(delivered=False)
+    assert recovered(path) == ["a", "b", "c"]
+
+
 @given(sizes=st.lists(st.integers(1, 3_000), min_size=1, max_size=60), keep=st.integers(1, 4))
 def test_the_ring_goes_round(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], keep: int) -> None:
     """Whatever the sizes and wherever the ring wraps, the newest items are read back, alive and after a crash."""
@@ -297,7 +310,7 @@ def test_the_ring_goes_round(tmp_path_factory: pytest.TempPathFactory, sizes: li
     held: list[tuple[Entry, bytes]] = []
     for seq, size in enumerate(sizes, 1):
         raw = bytes([seq]) * size
-        held.append((spool.append(seq, raw), raw))
+        held.append((spool.append(seq, raw, held[-1][0] if held else None), raw))
         if len(held) > keep:
             spool.free(held.pop(0)[0])
         assert [spool.read(entry) for entry, _ in held] == [raw for _, raw in held]

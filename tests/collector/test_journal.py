@@ -15,8 +15,8 @@ from rankd.collector.journal import Journal, read_segment, segments
 from rankd.collector.protocol.errors import JournalError
 
 
-def journal_of(directory: Path, payloads: list[bytes], **options: int) -> None:
-    journal = Journal(directory, **options)
+def journal_of(directory: Path, payloads: list[bytes], segment_size: int = 2**20) -> None:
+    journal = Journal(directory, segment_size=segment_size)
     assert list(journal.replay()) == []
     for payload in payloads:
         journal.append([payload])
