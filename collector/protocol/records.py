@@ -1,6 +1,7 @@
 """What is recorded: positions, metrics, name tables, frames, records (SPEC.md sections 1 and 2).
 
-All of these are frozen and checked when they are built, so that no later part has to ask again. Values are float64
+All of these are frozen and checked when they are built (a frame: with its block), so that no later part has to ask
+again. Values are float64
 throughout; a column of values travels as little-endian float64 bytes and is unpacked only where it is read.
 """
 
@@ -8,11 +9,12 @@ from __future__ import annotations
 
 import enum
 import functools
-import math
+import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from .checks import MAX_STEP, check_bytes, check_int, check_text, shown
 from .errors import LimitError, RecordError
 
 __all__ = [
@@ -39,8 +41,11 @@ MAX_NAME_BYTES = 1_024
 MAX_METRIC_BYTES = 256
 # The largest models have some 100,000 parameter tensors on one rank before sharding by pipeline stage.
 MAX_NAMES = 100_000
-# Steps and micro-steps fit a signed 64-bit column of any reader (Parquet, TensorBoard, SQL).
-MAX_STEP = 2**63 - 1
+
+# Counts of tokens: up to here float64 holds every integer.
+_MAX_TOKENS = 2**53
+# No leading zeros, no sign, no other script's digits; more than 18 digits are no layer.
+_LAYER_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 # The micro_step part of the sort key of a step-level record: "none" sorts last in its step.
 _AFTER_MICRO_STEPS = MAX_STEP + 1
@@ -108,28 +113,12 @@ def metric_of(name: str, level: Level) -> Metric:
             raise RecordError(f"metric {name!r} is a {_level_word(known.level)} metric, not a {_level_word(level)} one")
     if name in _RESERVED:
         raise RecordError(f"{name!r} cannot name a metric: its line would read as a block's header; choose another")
-    _check_text("metric name", name, MAX_METRIC_BYTES)
+    check_text("metric name", name, MAX_METRIC_BYTES)
     return Metric(name, level, Shape.SCALAR, _USER_PLACE)
 
 
 def _level_word(level: Level | None) -> str:
     return "either" if level is None else level.value.replace("_", "-")
-
-
-def _check_text(what: str, text: object, most: int) -> None:
-    if not isinstance(text, str) or not text:
-        raise RecordError(f"{what} must be a non-empty string, got {text!r}")
-    try:
-        size = len(text) if text.isascii() else len(text.encode())
-    except UnicodeEncodeError:
-        raise RecordError(f"{what} {text!r} is not valid Unicode (a lone surrogate)") from None
-    if size > most:
-        raise LimitError(f"{what} of {size} bytes, at most {most} are allowed: {text[:80]!r}…")
-
-
-def _check_int(what: str, value: object, low: int, high: int = MAX_STEP) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise RecordError(f"{what} must be an integer from {low} to {high}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +136,10 @@ class Position:
     micro_step: int | None = None
 
     def __post_init__(self) -> None:
-        _check_int("attempt", self.attempt, 1)
-        _check_int("step", self.step, 1)
+        check_int("attempt", self.attempt, 1)
+        check_int("step", self.step, 1)
         if self.micro_step is not None:
-            _check_int("micro_step", self.micro_step, 1)
+            check_int("micro_step", self.micro_step, 1)
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -190,11 +179,11 @@ class ExpertLayer:
     def __post_init__(self) -> None:
         if self.block not in ("decoder", "mtp"):
             raise RecordError(f"block must be 'decoder' or 'mtp', got {self.block!r}")
-        _check_int("layer", self.layer, 0)
+        check_int("layer", self.layer, 0)
         if (self.mtp_idx is not None) != (self.block == "mtp"):
             raise RecordError(f"mtp_idx goes with block 'mtp' and with no other: {self.block!r}, {self.mtp_idx!r}")
         if self.mtp_idx is not None:
-            _check_int("mtp_idx", self.mtp_idx, 0)
+            check_int("mtp_idx", self.mtp_idx, 0)
 
     @property
     def name(self) -> str:
@@ -207,15 +196,20 @@ class ExpertLayer:
 
     @staticmethod
     def from_name(name: str) -> ExpertLayer:
+        """The layer of that name, in the very form that `name` gives (one layer must not have two names).
+
+        Raises:
+            RecordError: it is no such name.
+        """
         block, *numbers = name.split(".")
-        if not all(n.isascii() and n.isdecimal() for n in numbers):
+        if not all(_LAYER_NUMBER.fullmatch(n) for n in numbers):
             numbers = []
         match block, [int(n) for n in numbers]:
             case "decoder", [layer]:
                 return ExpertLayer("decoder", layer)
             case "mtp", [mtp_idx, layer]:
                 return ExpertLayer("mtp", layer, mtp_idx)
-        raise RecordError(f"a tpe record is named decoder.LAYER or mtp.IDX.LAYER, got {name!r}")
+        raise RecordError(f"a tpe record is named decoder.LAYER or mtp.IDX.LAYER, got {shown(name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +226,12 @@ class NameTable:
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.names:
-            raise RecordError("a name table needs at least one name")
+        if not isinstance(self.names, tuple) or not self.names:
+            raise RecordError("a name table needs a tuple of at least one name")
         if len(self.names) > MAX_NAMES:
             raise LimitError(f"a name table of {len(self.names)} names, at most {MAX_NAMES} are allowed")
         for name in self.names:
-            _check_text("name", name, MAX_NAME_BYTES)
+            check_text("name", name, MAX_NAME_BYTES)
         object.__setattr__(self, "_hash", hash(self.names))
 
     def __hash__(self) -> int:
@@ -257,6 +251,13 @@ def _indices(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}I")
 
 
+def _packed(layout: struct.Struct, metric: str, values: Sequence[float]) -> bytes:
+    try:
+        return layout.pack(*values)
+    except (struct.error, OverflowError) as e:
+        raise RecordError(f"{shown(metric)}: {e}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A batch of values of one metric at one position of one rank.
@@ -270,7 +271,8 @@ class Frame:
         counts: for a metric of lists: how many values belong to each (present) name, little-endian uint32.
         iteration: for `tpe`: the global micro-step count.
 
-    Build one with `scalar`, `named` or `lists`; those pack the columns. `check` says whether the parts fit together.
+    Build one with `scalar`, `named` or `lists`; those pack the columns, and raise RecordError for what is no number.
+    Whether the parts fit together depends on the level: `check` says it, and a `Block` calls it when it is built.
     """
 
     metric: str
@@ -283,20 +285,20 @@ class Frame:
     @staticmethod
     def scalar(metric: str, value: float) -> Frame:
         """One value without a name."""
-        return Frame(metric, _doubles(1).pack(value))
+        return Frame(metric, _packed(_doubles(1), metric, (value,)))
 
     @staticmethod
     def named(metric: str, table: NameTable, values: Sequence[float], present: Sequence[int] | None = None) -> Frame:
         """One value for each name of `table`, or for those that `present` names by index."""
-        where = None if present is None else _indices(len(present)).pack(*present)
-        return Frame(metric, _doubles(len(values)).pack(*values), table, where)
+        where = None if present is None else _packed(_indices(len(present)), metric, present)
+        return Frame(metric, _packed(_doubles(len(values)), metric, values), table, where)
 
     @staticmethod
     def lists(metric: str, table: NameTable, lists: Sequence[Sequence[float]], iteration: int | None = None) -> Frame:
         """A list of values for each name of `table`."""
         flat = [v for values in lists for v in values]
         counts = _indices(len(lists)).pack(*map(len, lists))
-        return Frame(metric, _doubles(len(flat)).pack(*flat), table, None, counts, iteration)
+        return Frame(metric, _packed(_doubles(len(flat)), metric, flat), table, None, counts, iteration)
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -335,7 +337,13 @@ class Frame:
 
     def check(self, level: Level) -> None:
         """Raise RecordError unless this is a possible frame at `level`: metric, shape and lengths agree."""
+        check_text("metric name", self.metric, MAX_METRIC_BYTES)
         metric = metric_of(self.metric, level)
+        check_bytes("column", self.column)
+        if self.present is not None:
+            check_bytes("present", self.present)
+        if self.counts is not None:
+            check_bytes("counts", self.counts)
         if len(self.column) % 8:
             raise RecordError(f"{self.metric}: a column of {len(self.column)} bytes is no column of float64")
         if metric.shape is Shape.SCALAR:
@@ -376,13 +384,14 @@ class Frame:
             raise RecordError(f"{self.metric}: the counts do not add up to its {values} values")
 
     def _check_tpe(self) -> None:
-        _check_int("iteration", self.iteration, 1)
+        check_int("iteration", self.iteration, 1)
         for name in self.names:
             ExpertLayer.from_name(name)
-        for value in self.values:
-            # Counts of tokens; float64 holds every integer up to 2**53.
-            if not (math.isfinite(value) and value == int(value)):
-                raise RecordError(f"tpe: a count of tokens is an integer, got {value!r}")
+        values = self.values
+        # NaN and the infinities are no integers either. Without a Python loop: there may be 100,000 counts.
+        if not all(map(float.is_integer, values)) or max(map(abs, values), default=0.0) > _MAX_TOKENS:
+            wrong = next(v for v in values if not v.is_integer() or abs(v) > _MAX_TOKENS)
+            raise RecordError(f"tpe: a count of tokens is an integer of at most {_MAX_TOKENS}, got {wrong!r}")
 
     def records(self, position: Position, rank: int, time: float | None = None) -> Iterator[Record]:
         """The single records of this frame, in the table's order."""

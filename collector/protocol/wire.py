@@ -9,8 +9,12 @@ outbox over the socket into the journal.
 *Messages* are what the two sides say to each other; `Data` is the one that carries items. Only `Data`'s content is
 ever resent or stored.
 
-Every decoder raises ProtocolError (LimitError, VersionError) for anything else than what the encoder here writes, and
-nothing but that: a peer's bytes are never a bug of ours. No pickle, no extension types, no timestamps.
+Items and messages are checked when they are built, so that this side cannot send what the other refuses. Every decoder
+raises ProtocolError (LimitError, VersionError) for anything else than what the encoder here writes, and nothing but
+that: a peer's bytes are never a bug of ours. No pickle, no extension types, no timestamps.
+
+Decoders pull field by field (`_Reader`). msgpack's own way, one call for the whole object, makes a list of any declared
+length before its elements are there, and nests it a thousand times: 5 kB that claim 800 MB.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgpack
 
+from .checks import MAX_ENTRIES, check_bytes, check_int, check_map, check_number, check_text, shown
 from .errors import LimitError, ProtocolError, RecordError, VersionError
-from .records import MAX_NAME_BYTES, MAX_NAMES, MAX_STEP, Frame, Level, NameTable
+from .records import MAX_NAME_BYTES, MAX_NAMES, Frame, Level, NameTable
 
 __all__ = [
     "MAX_ITEM_BYTES",
@@ -50,6 +55,7 @@ __all__ = [
     "decode_message",
     "encode_item",
     "encode_message",
+    "number_item",
 ]
 
 PROTOCOL_VERSION = 1
@@ -64,11 +70,42 @@ MAX_RANKS = 65_536
 MAX_TABLES = 1_024
 _MAX_FRAMES_PER_BLOCK = 4_096
 _MAX_ITEMS_PER_MESSAGE = 65_536
+# A C++ traceback of MindSpore is some 5 kB.
 _MAX_TEXT_BYTES = 16_384
-_MAX_ABOUT = 64
+_MAX_WORD_BYTES = 64
+_SESSION_BYTES = 16
 
 
 # -- items ------------------------------------------------------------------------------------------------------------
+# The number of an item may be 0 until the outbox gives it one; a decoder wants 1 or more.
+
+
+def _check_where(item: Block | Note) -> None:
+    if item.step is not None:
+        check_int("step", item.step, 1)
+    if item.micro_step is not None:
+        check_int("micro_step", item.micro_step, 1)
+    check_number("time", item.time)
+
+
+def _check_count(what: str, value: object) -> None:
+    check_int(what, value, 0)
+
+
+def _check_short(what: str, value: object) -> None:
+    check_text(what, value, MAX_NAME_BYTES, empty=True)
+
+
+def _check_any_number(what: str, value: object) -> None:
+    check_number(what, value, finite=False)
+
+
+def _clipped(text: str) -> str:
+    """Free text as it can travel: valid Unicode, cut to the limit. What an exception says is not ours to choose."""
+    raw = text.encode("utf-8", "backslashreplace")
+    if len(raw) > _MAX_TEXT_BYTES:
+        raw = raw[: _MAX_TEXT_BYTES - len("…".encode())] + "…".encode()
+    return raw.decode("utf-8", "ignore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +115,10 @@ class Table:
     seq: int
     table_id: int
     table: NameTable
+
+    def __post_init__(self) -> None:
+        check_int("seq", self.seq, 0)
+        check_int("table_id", self.table_id, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +139,16 @@ class Block:
     frames: tuple[Frame, ...] = ()
     addendum: bool = False
 
+    def __post_init__(self) -> None:
+        check_int("seq", self.seq, 0)
+        check_int("step", self.step, 1)
+        _check_where(self)
+        if len(self.frames) > _MAX_FRAMES_PER_BLOCK:
+            raise LimitError(f"a block of {len(self.frames)} frames, at most {_MAX_FRAMES_PER_BLOCK} are allowed")
+        level = self.level
+        for frame in self.frames:
+            frame.check(level)
+
     @property
     def level(self) -> Level:
         return Level.STEP if self.micro_step is None else Level.MICRO_STEP
@@ -111,7 +162,7 @@ class Block:
 class Note:
     """A line of rankd's own in the rank's log: `# KIND TEXT` (an exception, an anomaly).
 
-    It stands at (step, micro_step); step None: wherever the rank is.
+    It stands at (step, micro_step); step None: wherever the rank is. A text too long to travel is cut.
     """
 
     seq: int
@@ -120,6 +171,14 @@ class Note:
     kind: str
     text: str
     time: float
+
+    def __post_init__(self) -> None:
+        check_int("seq", self.seq, 0)
+        _check_where(self)
+        if self.step is None and self.micro_step is not None:
+            raise RecordError(f"a note at micro_step {self.micro_step} needs a step")
+        check_text("kind", self.kind, _MAX_WORD_BYTES)
+        object.__setattr__(self, "text", _clipped(self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +191,15 @@ class Gap:
     first: tuple[int, int | None]
     last: tuple[int, int | None]
 
+    def __post_init__(self) -> None:
+        check_int("seq", self.seq, 0)
+        check_text("cause", self.cause, _MAX_WORD_BYTES)
+        check_int("records", self.records, 0)
+        for step, micro_step in (self.first, self.last):
+            check_int("step", step, 1)
+            if micro_step is not None:
+                check_int("micro_step", micro_step, 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
@@ -142,6 +210,13 @@ class Goodbye:
     produced: int
     dropped: Mapping[str, int]
     time: float
+
+    def __post_init__(self) -> None:
+        check_int("seq", self.seq, 0)
+        check_int("produced", self.produced, 0)
+        check_map("dropped", self.dropped, _check_count)
+        check_number("time", self.time)
+        object.__setattr__(self, "reason", _clipped(self.reason))
 
 
 _T = TypeVar("_T")
@@ -174,6 +249,21 @@ class Hello:
     total_steps: int | None = None
     about: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_bytes("session", self.session)
+        if len(self.session) != _SESSION_BYTES:
+            raise RecordError(f"a session is {_SESSION_BYTES} bytes, got {len(self.session)}")
+        check_text("run", self.run, _MAX_WORD_BYTES, empty=True)
+        check_int("world_size", self.world_size, 1, MAX_RANKS)
+        check_int("rank", self.rank, 0, self.world_size - 1)
+        check_int("next_seq", self.next_seq, 1)
+        check_text("host", self.host, MAX_NAME_BYTES, empty=True)
+        check_int("pid", self.pid, 0)
+        check_number("started", self.started)
+        if self.total_steps is not None:
+            check_int("total_steps", self.total_steps, 1)
+        check_map("about", self.about, _check_short)
+
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
@@ -183,6 +273,13 @@ class Welcome:
     acked: int
     beat_interval: float
 
+    def __post_init__(self) -> None:
+        check_text("run", self.run, _MAX_WORD_BYTES, empty=True)
+        check_int("acked", self.acked, 0)
+        check_number("beat_interval", self.beat_interval)
+        if self.beat_interval <= 0:
+            raise RecordError(f"beat_interval must be above 0, got {self.beat_interval!r}")
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
@@ -191,6 +288,9 @@ class Refused:
     reason: str
     retry: bool
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", _clipped(self.reason))
+
 
 @dataclass(frozen=True, slots=True)
 class Data:
@@ -198,12 +298,21 @@ class Data:
 
     items: tuple[bytes, ...]
 
+    def __post_init__(self) -> None:
+        if len(self.items) > _MAX_ITEMS_PER_MESSAGE:
+            raise LimitError(f"{len(self.items)} items in a message, at most {_MAX_ITEMS_PER_MESSAGE} are allowed")
+        for item in self.items:
+            check_bytes("an item", item)
+
 
 @dataclass(frozen=True, slots=True)
 class Ack:
     """Collector → agent: the journal has everything up to `seq`."""
 
     seq: int
+
+    def __post_init__(self) -> None:
+        check_int("seq", self.seq, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +323,12 @@ class Beat:
     micro_step: int
     held: int
     host: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_int("step", self.step, 0)
+        check_int("micro_step", self.micro_step, 0)
+        check_int("held", self.held, 0)
+        check_map("host", self.host, _check_any_number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +375,20 @@ def encode_item(item: Item, tables: Mapping[NameTable, int] | None = None) -> by
     return bytes(raw)
 
 
+def number_item(raw: bytes, seq: int) -> bytes:
+    """The item `raw`, which was encoded with the number 0, with the number `seq`.
+
+    An item is encoded before it is known whether the outbox accepts it, and only an accepted one uses up a number.
+
+    Raises:
+        ValueError: `raw` has a number already.
+    """
+    # Each item is a short array (one byte), its kind (one byte), its number: 0 is one byte, and the rest follows.
+    if raw[2:3] != b"\0":
+        raise ValueError("an item gets its number once: encode it with seq 0")
+    return b"".join((raw[:2], msgpack.packb(seq), memoryview(raw)[3:]))
+
+
 def _item_fields(item: Item, tables: Mapping[NameTable, int]) -> list[Any]:
     match item:
         case Block():
@@ -282,8 +411,15 @@ def _item_fields(item: Item, tables: Mapping[NameTable, int]) -> list[Any]:
 
 
 def encode_message(message: Message) -> bytes:
-    """The bytes of a message, version first."""
-    return bytes(msgpack.packb([PROTOCOL_VERSION, *_message_fields(message)], use_bin_type=True))
+    """The bytes of a message, version first.
+
+    Raises:
+        LimitError: the message is larger than MAX_MESSAGE_BYTES.
+    """
+    raw = msgpack.packb([PROTOCOL_VERSION, *_message_fields(message)], use_bin_type=True)
+    if len(raw) > MAX_MESSAGE_BYTES:
+        raise LimitError(f"a message of {len(raw)} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
+    return bytes(raw)
 
 
 def _message_fields(message: Message) -> list[Any]:
@@ -336,13 +472,80 @@ class Tables:
         self._by_id[table_id] = self._interned.setdefault(table, table)
 
     def get(self, table_id: object) -> NameTable:
-        table = self._by_id.get(table_id) if isinstance(table_id, int) else None
+        table = self._by_id.get(table_id) if type(table_id) is int else None
         if table is None:
-            raise ProtocolError(f"name table {table_id!r} was never defined")
+            raise ProtocolError(f"name table {shown(table_id)} was never defined")
         return table
 
     def items(self) -> Sequence[tuple[int, NameTable]]:
         return list(self._by_id.items())
+
+
+def _not_ours(error: Exception) -> ProtocolError:
+    return ProtocolError(f"not msgpack as rankd writes it: {type(error).__name__}: {error}")
+
+
+class _Reader:
+    """Pulls the fields of one msgpack array out of bytes, one call a field.
+
+    A call gives one scalar; an array or a map is asked for by `array` or `map`, which check its length before anything
+    is made of it. Empty ones may come out of `next`; no field lets a list or dict through.
+    """
+
+    __slots__ = ("_size", "_unpack", "_unpacker")
+
+    def __init__(self, raw: bytes, most: int) -> None:
+        if len(raw) > most:
+            raise LimitError(f"{len(raw)} bytes, at most {most} are allowed")
+        self._size = len(raw)
+        self._unpacker = msgpack.Unpacker(
+            raw=False, max_buffer_size=max(len(raw), 1), max_array_len=0, max_map_len=0, max_ext_len=0
+        )
+        self._unpacker.feed(raw)
+        self._unpack = self._unpacker.unpack
+
+    def next(self) -> Any:
+        """The next field, which is a scalar, text or binary."""
+        try:
+            return self._unpack()
+        except Exception as e:  # noqa: BLE001 - msgpack raises many kinds; each means that these bytes are not ours
+            raise _not_ours(e) from None
+
+    def array(self, what: str, most: int, least: int = 0) -> int:
+        """The length of the array that comes next."""
+        try:
+            length = self._unpacker.read_array_header()
+        except Exception as e:  # noqa: BLE001 - as above
+            raise _not_ours(e) from None
+        return self._length(what, length, least, most)
+
+    def map(self, what: str, most: int) -> dict[str, Any]:
+        """The map of scalars that comes next."""
+        try:
+            length = self._unpacker.read_map_header()
+        except Exception as e:  # noqa: BLE001 - as above
+            raise _not_ours(e) from None
+        count = self._length(what, length, 0, most)
+        entries: dict[str, Any] = {}
+        for _ in range(count):
+            key = self.next()
+            if type(key) is not str or key in entries:
+                raise ProtocolError(f"{what}: expected a new name, got {shown(key)}")
+            entries[key] = self.next()
+        return entries
+
+    def end(self) -> None:
+        """Nothing may follow."""
+        if self._unpacker.tell() != self._size:
+            raise ProtocolError(f"{self._size - self._unpacker.tell()} bytes too many")
+
+    @staticmethod
+    def _length(what: str, length: int, least: int, most: int) -> int:
+        if length > most:
+            raise LimitError(f"{what} of {length} entries, at most {most} are allowed")
+        if length < least:
+            raise ProtocolError(f"{what} of {length} entries, at least {least} are needed")
+        return length
 
 
 def decode_item(raw: bytes, tables: Tables) -> Item:
@@ -351,12 +554,16 @@ def decode_item(raw: bytes, tables: Tables) -> Item:
     Raises:
         ProtocolError: anything that `encode_item` does not write.
     """
-    fields = _unpack(raw, MAX_ITEM_BYTES)
-    try:
-        decode = _ITEM_DECODERS[fields[0]]
-    except (KeyError, IndexError, TypeError):
-        raise ProtocolError(f"unknown kind of item: {fields[:1]!r}") from None
-    return _guarded(decode, fields[1:], tables)
+    reader = _Reader(raw, MAX_ITEM_BYTES)
+    length = reader.array("an item", _MAX_FIELDS, least=2)
+    decode, expected = _decoder(_ITEM_DECODERS, "kind of item", reader.next())
+    if length != expected:
+        raise ProtocolError(f"an item of {length} fields, this kind has {expected}")
+    item: Item = _guarded(decode, reader, tables)
+    reader.end()
+    if item.seq < 1:
+        raise ProtocolError("an item without a number")
+    return item
 
 
 def decode_message(raw: bytes) -> Message:
@@ -366,199 +573,158 @@ def decode_message(raw: bytes) -> Message:
         VersionError: it is of another protocol version; says which.
         ProtocolError: anything else that `encode_message` does not write.
     """
-    fields = _unpack(raw, MAX_MESSAGE_BYTES)
-    if len(fields) < 2 or type(fields[0]) is not int:
+    reader = _Reader(raw, MAX_MESSAGE_BYTES)
+    length = reader.array("a message", _MAX_FIELDS, least=2)
+    version = reader.next()
+    if type(version) is not int:
         raise ProtocolError("not a message of this protocol")
-    if fields[0] != PROTOCOL_VERSION:
+    if version != PROTOCOL_VERSION:
         raise VersionError(
-            f"the peer speaks version {fields[0]} of the rankd protocol, this side version {PROTOCOL_VERSION}; "
+            f"the peer speaks version {version} of the rankd protocol, this side version {PROTOCOL_VERSION}; "
             "install the same rankd on all nodes"
         )
+    decode, expected = _decoder(_MESSAGE_DECODERS, "type of message", reader.next())
+    if length != expected:
+        raise ProtocolError(f"a message of {length} fields, this type has {expected}")
+    message: Message = _guarded(decode, reader)
+    reader.end()
+    return message
+
+
+def _decoder(known: Mapping[int, _T], what: str, kind: object) -> _T:
+    # True and 1.0 equal 1, but are not it.
+    decode = known.get(kind) if type(kind) is int else None
+    if decode is None:
+        raise ProtocolError(f"unknown {what}: {shown(kind)}")
+    return decode
+
+
+def _guarded(decode: Callable[..., _T], *arguments: Any) -> _T:
+    """Call a decoder; what the peer's fields make a constructor refuse is the peer's fault."""
     try:
-        decode = _MESSAGE_DECODERS[fields[1]]
-    except (KeyError, TypeError):
-        raise ProtocolError(f"unknown type of message: {fields[1]!r}") from None
-    return _guarded(decode, fields[2:])
-
-
-def _unpack(raw: bytes, most: int) -> list[Any]:
-    if len(raw) > most:
-        raise LimitError(f"{len(raw)} bytes, at most {most} are allowed")
-    try:
-        fields = msgpack.unpackb(
-            raw, raw=False, strict_map_key=True, max_ext_len=0, max_str_len=2**20, max_array_len=MAX_NAMES + 16
-        )
-    except Exception as e:  # noqa: BLE001 - msgpack raises many kinds; each means that these bytes are not ours
-        raise ProtocolError(f"not msgpack: {type(e).__name__}: {e}") from None
-    if not isinstance(fields, list) or not fields:
-        raise ProtocolError(f"expected a non-empty array, got {type(fields).__name__}")
-    return fields
-
-
-def _guarded(decode: Callable[..., _T], fields: list[Any], *more: Any) -> _T:
-    """Call a decoder; whatever the peer's fields make it raise is the peer's fault."""
-    try:
-        return decode(fields, *more)
+        return decode(*arguments)
     except RecordError as e:
         raise ProtocolError(str(e)) from None
     except (TypeError, ValueError, OverflowError) as e:
         raise ProtocolError(f"malformed fields: {e}") from None
 
 
-def _whole(value: Any, low: int = 0, high: int = MAX_STEP) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"expected an integer from {low} to {high}, got {value!r:.80}")
-    return value
+def _micro_step(value: object) -> int | None:
+    """On the wire a step-level position has micro_step 0."""
+    check_int("micro_step", value, 0)
+    return None if value == 0 else cast(int, value)
 
 
-def _number(value: Any) -> float:
-    if type(value) is not float and type(value) is not int:
-        raise ValueError(f"expected a number, got {value!r:.80}")
+def _place(reader: _Reader) -> tuple[int, int | None]:
+    return reader.next(), _micro_step(reader.next())
+
+
+def _float(value: Any) -> float:
+    check_number("a number", value, finite=False)
     return float(value)
 
 
-def _text(value: Any, most: int = MAX_NAME_BYTES) -> str:
-    if not isinstance(value, str) or len(value.encode()) > most:
-        raise ValueError(f"expected text of at most {most} bytes, got {value!r:.80}")
-    return value
+def _text(value: Any) -> str:
+    check_text("a text", value, _MAX_TEXT_BYTES, empty=True)
+    return cast(str, value)
 
 
 def _flag(value: Any) -> bool:
     if type(value) is not bool:
-        raise ValueError(f"expected a bool, got {value!r:.80}")
+        raise ProtocolError(f"expected a bool, got {shown(value)}")
     return value
 
 
-def _binary(value: Any) -> bytes:
-    if type(value) is not bytes:
-        raise ValueError(f"expected binary, got {value!r:.80}")
-    return value
+def _table_item(reader: _Reader, _: Tables) -> Table:
+    seq, table_id = reader.next(), reader.next()
+    count = reader.array("a name table", MAX_NAMES)
+    return Table(seq, table_id, NameTable(tuple(reader.next() for _ in range(count))))
 
 
-def _mapping(value: Any, check: Callable[[Any], Any]) -> dict[str, Any]:
-    if not isinstance(value, dict) or len(value) > _MAX_ABOUT:
-        raise ValueError(f"expected a map of at most {_MAX_ABOUT} entries")
-    return {_text(k, 128): check(v) for k, v in value.items()}
+def _block_item(reader: _Reader, tables: Tables) -> Block:
+    seq, (step, micro_step), flags, time = reader.next(), _place(reader), reader.next(), _float(reader.next())
+    check_int("flags", flags, 0, _COMPLETE | _ADDENDUM)
+    count = reader.array("a block", _MAX_FRAMES_PER_BLOCK)
+    frames = tuple(_frame(reader, tables) for _ in range(count))
+    return Block(seq, step, micro_step, bool(flags & _COMPLETE), time, frames, bool(flags & _ADDENDUM))
 
 
-def _table_item(fields: list[Any], _: Tables) -> Table:
-    seq, table_id, names = fields
-    if not isinstance(names, list):
-        raise ValueError("expected a list of names")
-    return Table(_whole(seq, 1), _whole(table_id), NameTable(tuple(names)))
+def _frame(reader: _Reader, tables: Tables) -> Frame:
+    reader.array("a frame", _FRAME_FIELDS, least=_FRAME_FIELDS)
+    pull = reader.next
+    metric, table_id, column, present, counts, iteration = pull(), pull(), pull(), pull(), pull(), pull()
+    return Frame(metric, column, None if table_id is None else tables.get(table_id), present, counts, iteration)
 
 
-def _block_item(fields: list[Any], tables: Tables) -> Block:
-    seq, step, micro, flags, time, raw_frames = fields
-    if not isinstance(raw_frames, list) or len(raw_frames) > _MAX_FRAMES_PER_BLOCK:
-        raise ValueError(f"expected a list of at most {_MAX_FRAMES_PER_BLOCK} frames")
-    flags = _whole(flags, 0, _COMPLETE | _ADDENDUM)
-    micro_step = _whole(micro) or None
-    level = Level.STEP if micro_step is None else Level.MICRO_STEP
-    frames = tuple(_frame(f, tables, level) for f in raw_frames)
-    return Block(
-        _whole(seq, 1), _whole(step, 1), micro_step, bool(flags & _COMPLETE), _number(time), frames,
-        bool(flags & _ADDENDUM),
-    )  # fmt: skip
+def _note_item(reader: _Reader, _: Tables) -> Note:
+    seq, step, micro_step = reader.next(), reader.next(), _micro_step(reader.next())
+    check_int("step", step, 0)
+    return Note(seq, step or None, micro_step, reader.next(), _text(reader.next()), _float(reader.next()))
 
 
-def _frame(fields: Any, tables: Tables, level: Level) -> Frame:
-    metric, table_id, column, present, counts, iteration = fields
-    frame = Frame(
-        _text(metric),
-        _binary(column),
-        None if table_id is None else tables.get(table_id),
-        None if present is None else _binary(present),
-        None if counts is None else _binary(counts),
-        None if iteration is None else _whole(iteration, 1),
-    )
-    frame.check(level)
-    return frame
+def _gap_item(reader: _Reader, _: Tables) -> Gap:
+    return Gap(reader.next(), reader.next(), reader.next(), _place(reader), _place(reader))
 
 
-def _note_item(fields: list[Any], _: Tables) -> Note:
-    seq, step, micro, kind, text, time = fields
-    where = (_whole(step) or None, _whole(micro) or None)
-    return Note(_whole(seq, 1), *where, _text(kind, 64), _text(text, _MAX_TEXT_BYTES), _number(time))
+def _goodbye_item(reader: _Reader, _: Tables) -> Goodbye:
+    seq, reason, produced = reader.next(), _text(reader.next()), reader.next()
+    return Goodbye(seq, reason, produced, reader.map("dropped", MAX_ENTRIES), _float(reader.next()))
 
 
-def _gap_item(fields: list[Any], _: Tables) -> Gap:
-    seq, cause, records, step0, micro0, step1, micro1 = fields
-    first, last = (_whole(step0, 1), _whole(micro0) or None), (_whole(step1, 1), _whole(micro1) or None)
-    return Gap(_whole(seq, 1), _text(cause, 64), _whole(records), first, last)
+_FRAME_FIELDS = 6
+# The longest item or message has 12; another version's may have more.
+_MAX_FIELDS = 64
 
-
-def _goodbye_item(fields: list[Any], _: Tables) -> Goodbye:
-    seq, reason, produced, dropped, time = fields
-    return Goodbye(_whole(seq, 1), _text(reason), _whole(produced), _mapping(dropped, _whole), _number(time))
-
-
-_ITEM_DECODERS: dict[int, Callable[[list[Any], Tables], Item]] = {
-    _Kind.TABLE: _table_item,
-    _Kind.BLOCK: _block_item,
-    _Kind.NOTE: _note_item,
-    _Kind.GAP: _gap_item,
-    _Kind.GOODBYE: _goodbye_item,
+# By kind: what decodes it, and how many fields it has, the kind included.
+_ITEM_DECODERS: dict[int, tuple[Callable[[_Reader, Tables], Item], int]] = {
+    _Kind.TABLE: (_table_item, 4),
+    _Kind.BLOCK: (_block_item, 7),
+    _Kind.NOTE: (_note_item, 7),
+    _Kind.GAP: (_gap_item, 8),
+    _Kind.GOODBYE: (_goodbye_item, 6),
 }
 
 
-def _hello(fields: list[Any]) -> Hello:
-    session, run, rank, world_size, next_seq, host, pid, started, total_steps, about = fields
-    if len(_binary(session)) != 16:
-        raise ValueError("a session is 16 bytes")
-    world_size = _whole(world_size, 1, MAX_RANKS)
-    return Hello(
-        session,
-        _text(run, 64),
-        _whole(rank, 0, world_size - 1),
-        world_size,
-        _whole(next_seq, 1),
-        _text(host),
-        _whole(pid),
-        _number(started),
-        None if total_steps is None else _whole(total_steps, 1),
-        _mapping(about, _text),
-    )
+def _hello(reader: _Reader) -> Hello:
+    session, run, rank, world_size, next_seq = (reader.next() for _ in range(5))
+    host, pid, started, total_steps = (reader.next() for _ in range(4))
+    about = reader.map("about", MAX_ENTRIES)
+    return Hello(session, run, rank, world_size, next_seq, host, pid, _float(started), total_steps, about)
 
 
-def _welcome(fields: list[Any]) -> Welcome:
-    run, acked, beat_interval = fields
-    return Welcome(_text(run, 64), _whole(acked), _number(beat_interval))
+def _welcome(reader: _Reader) -> Welcome:
+    return Welcome(reader.next(), reader.next(), _float(reader.next()))
 
 
-def _refused(fields: list[Any]) -> Refused:
-    reason, retry = fields
-    return Refused(_text(reason, _MAX_TEXT_BYTES), _flag(retry))
+def _refused(reader: _Reader) -> Refused:
+    return Refused(_text(reader.next()), _flag(reader.next()))
 
 
-def _data(fields: list[Any]) -> Data:
-    (items,) = fields
-    if not isinstance(items, list) or len(items) > _MAX_ITEMS_PER_MESSAGE:
-        raise ValueError(f"expected a list of at most {_MAX_ITEMS_PER_MESSAGE} items")
-    return Data(tuple(map(_binary, items)))
+def _data(reader: _Reader) -> Data:
+    count = reader.array("the items of a message", _MAX_ITEMS_PER_MESSAGE)
+    return Data(tuple(reader.next() for _ in range(count)))
 
 
-def _ack(fields: list[Any]) -> Ack:
-    (seq,) = fields
-    return Ack(_whole(seq))
+def _ack(reader: _Reader) -> Ack:
+    return Ack(reader.next())
 
 
-def _beat(fields: list[Any]) -> Beat:
-    step, micro_step, held, host = fields
-    return Beat(_whole(step), _whole(micro_step), _whole(held), _mapping(host, _number))
+def _beat(reader: _Reader) -> Beat:
+    step, micro_step, held, host = reader.next(), reader.next(), reader.next(), reader.map("host", MAX_ENTRIES)
+    return Beat(step, micro_step, held, {name: _float(value) for name, value in host.items()})
 
 
-def _who(fields: list[Any]) -> Who:
-    () = fields
+def _who(_: _Reader) -> Who:
     return Who()
 
 
-_MESSAGE_DECODERS: dict[int, Callable[[list[Any]], Message]] = {
-    _Type.HELLO: _hello,
-    _Type.WELCOME: _welcome,
-    _Type.REFUSED: _refused,
-    _Type.DATA: _data,
-    _Type.ACK: _ack,
-    _Type.BEAT: _beat,
-    _Type.WHO: _who,
+# By type: what decodes it, and how many fields it has, version and type included.
+_MESSAGE_DECODERS: dict[int, tuple[Callable[[_Reader], Message], int]] = {
+    _Type.HELLO: (_hello, 12),
+    _Type.WELCOME: (_welcome, 5),
+    _Type.REFUSED: (_refused, 4),
+    _Type.DATA: (_data, 3),
+    _Type.ACK: (_ack, 3),
+    _Type.BEAT: (_beat, 6),
+    _Type.WHO: (_who, 2),
 }

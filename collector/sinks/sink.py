@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ..protocol.records import Comment, RankBlock
@@ -69,30 +69,47 @@ class Off:
 
 
 class FanOut:
-    """Several sinks as one. Their files must have different names."""
+    """Several sinks as one. Their files must have different names.
+
+    Each call reaches all sinks, whatever some of them raise; then it raises what they did: a bug before an OSError,
+    several OSErrors as one that tells all.
+    """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = tuple(sinks)
 
     def write(self, released: Sequence[RankBlock | Comment]) -> None:
-        for sink in self._sinks:
-            sink.write(released)
+        self._each(lambda sink: sink.write(released))
 
     def retry(self) -> None:
-        for sink in self._sinks:
-            sink.retry()
+        self._each(lambda sink: sink.retry())
 
     def sizes(self) -> Mapping[str, int]:
         return {name: size for sink in self._sinks for name, size in sink.sizes().items()}
 
     def resume(self, sizes: Mapping[str, int]) -> None:
-        for sink in self._sinks:
-            sink.resume(sizes)
+        self._each(lambda sink: sink.resume(sizes))
 
     def settle(self) -> None:
-        for sink in self._sinks:
-            sink.settle()
+        self._each(lambda sink: sink.settle())
 
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        self._each(lambda sink: sink.close())
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        failures = [failure for sink in self._sinks if (failure := _failure(call, sink)) is not None]
+        full = [failure for failure in failures if isinstance(failure, OSError)]
+        if len(full) < len(failures):
+            raise next(failure for failure in failures if not isinstance(failure, OSError))
+        if len(full) > 1:
+            raise OSError(full[0].errno, "; ".join(map(str, full))) from full[0]
+        if full:
+            raise full[0]
+
+
+def _failure(call: Callable[[Sink], None], sink: Sink) -> Exception | None:
+    try:
+        call(sink)
+    except Exception as e:  # noqa: BLE001 - the caller raises it, when the other sinks have had their turn
+        return e
+    return None

@@ -1,0 +1,500 @@
+"""`Agent`: what a training loop calls.
+
+It measures on the training thread, turns what it measured into items, and leaves them in the outbox; the sender thread
+does the rest. Nothing here waits for the collector, and no error of rankd's own reaches the loop: each kind of error
+is logged once and counted.
+
+A block is put at each micro-step and at each step, as soon as its values are known, so that what led to a crash has
+left before the crash. Values that still lie on a device are fetched at the next call, when they cost no waiting.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, cast
+
+from ..collector.protocol.errors import ConfigError, IdentityError, RecordError
+from ..collector.protocol.records import Frame, Level, NameTable, metric_of
+from ..collector.protocol.wire import Block, Hello, Note, Table, encode_item
+from ..profiler_ctl.plan import Window
+from ..profiler_ctl.session import ProfilerOptions, ProfilerSession
+from .config import AgentConfig
+from .discovery import EndpointFinder
+from .identity import Identity, framework_identity, resolve
+from .launch import start_collector
+from .link import LinkState
+from .losses import PendingScalar, read_scalar, scalar
+from .norms import NormKind, NormMonitor, PendingNorms, trainable_names
+from .outbox import MemoryStore, Outbox, Store
+from .sender import Sender
+
+__all__ = ["Agent", "Step"]
+
+log = logging.getLogger("rankd.agent")
+
+# The reason of a goodbye at the planned end; the collector takes any other for a failure.
+_DONE = "done"
+
+_P = ParamSpec("_P")
+
+
+def _never_raises(
+    method: Callable[Concatenate[Agent, _P], None],
+) -> Callable[Concatenate[Agent, _P], None]:
+    """Training comes first: an error in `method` is logged once a kind, counted, and goes no further."""
+
+    @functools.wraps(method)
+    def guarded(self: Agent, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as e:  # noqa: BLE001 - whatever it is, it must not stop the training
+            self._trouble(method.__name__, e)
+
+    return cast("Callable[Concatenate[Agent, _P], None]", guarded)
+
+
+@dataclass(slots=True)
+class _Deferred:
+    """A micro-step whose values still lie on the device."""
+
+    step: int
+    micro_step: int
+    loss: PendingScalar | None
+    norms: PendingNorms | None
+    more: Sequence[Frame]
+
+    @property
+    def ready(self) -> bool:
+        return (self.loss is None or self.loss.ready) and (self.norms is None or self.norms.ready)
+
+    def frames(self) -> list[Frame]:
+        """Fetch the values, waiting if need be."""
+        frames = [] if self.loss is None else [Frame.scalar("local_loss", self.loss.fetch())]
+        norms = None if self.norms is None else self.norms.fetch()
+        return [*frames, *([] if norms is None else [norms]), *self.more]
+
+
+class Agent:
+    """Records what one rank's training does.
+
+    Use it as a context manager around the training loop, `step` around each step, and `micro_step` after the backward
+    pass of each micro-batch. Construct it after the framework's communication has been initialised.
+
+    Args:
+        config: what the training YAML says; see `from_yaml`.
+        model: the model whose `trainable_params()` name the gradients; needed where norms are recorded.
+        total_steps: the length of the training, for the logs; None: not known.
+        rank, world_size: who this process is, where the environment cannot tell.
+
+    Raises:
+        ConfigError: norms are asked for and no model is given. Nothing has been started.
+
+    A process that must not record (msrun's scheduler; a rank that is not certain; the child of a fork) gets an agent
+    whose methods do nothing.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        model: object = None,
+        *,
+        total_steps: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self._config = config
+        self._errors: Counter[str] = Counter()
+        self._step = 0
+        self._micro_step = 0
+        self._inside_step = False
+        self._step_started = 0.0
+        self._deferred: _Deferred | None = None
+        self._early: list[Frame] = []
+        self._tables: dict[NameTable, int] = {}
+        self._profile: ProfilerSession | None = None
+        self._profile_told = False
+        self._closed = False
+        self._pid = os.getpid()
+        self.identity = self._identify(rank, world_size)
+        self._norms = self._build_norms(model)
+        self._outbox: Outbox | None = None
+        self._sender: Sender | None = None
+        if self.identity is not None:
+            self._start(self.identity, total_steps)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, model: object = None, **options: Any) -> Agent:
+        """An agent as the sections `monitor`, `profiler` and `rankd` of a training YAML say.
+
+        Raises:
+            ConfigError: everything that is wrong there, a line each; nothing has been started.
+        """
+        return cls(AgentConfig.from_yaml(path), model, **options)
+
+    # -- what a training loop calls -----------------------------------------------------------------------------------
+
+    def step(self, step: int) -> Step:
+        """One training step, as a context: `with agent.step(7): …`.
+
+        Args:
+            step: the global step, 1-based; it goes on counting after a resume from a checkpoint.
+        """
+        return Step(self, step)
+
+    @_never_raises
+    def micro_step(
+        self, *, loss: object = None, grads: Sequence[object | None] | None = None, frames: Sequence[Frame] = ()
+    ) -> None:
+        """A micro-batch is through: forward and backward.
+
+        Args:
+            loss: its loss: a number or a tensor of one element.
+            grads: the accumulated gradients, in the order of `model.trainable_params()`, None for a parameter without
+                one; with `rankd.local_norm_kind: micro_batch`, the micro-batch's own.
+            frames: what was measured elsewhere, for this micro-step.
+        """
+        if not self._active or not self._inside_step:
+            return
+        self._flush()
+        self._micro_step += 1
+        train_state = self._config.monitor.train_state
+        deferred = _Deferred(
+            self._step,
+            self._micro_step,
+            scalar(loss, "loss") if train_state.local_loss and loss is not None else None,
+            self._norms.micro_step(grads) if self._norms is not None and grads is not None else None,
+            frames,
+        )
+        self._deferred = deferred
+        if deferred.ready:
+            self._flush()
+
+    @_never_raises
+    def end_step(
+        self,
+        *,
+        loss: object = None,
+        global_loss: object = None,
+        lr: object = None,
+        grad_norm: object = None,
+        throughput: object = None,
+    ) -> None:
+        """The optimizer has updated the parameters; what is given goes into the step summary.
+
+        Args:
+            loss: the step's loss after accumulation and reduction; also recorded as `device_loss`, where that is on.
+            global_loss: the loss over all ranks, where `loss` is not that.
+            lr: the learning rate.
+            grad_norm: the global gradient norm.
+            throughput: in the training's own unit.
+        """
+        if not self._active or not self._inside_step:
+            return
+        self._flush()
+        frames = []
+        if self._config.monitor.train_state.device_loss and loss is not None:
+            frames.append(Frame.scalar("device_loss", read_scalar(loss, "loss")))
+        device_norm = None if self._norms is None else self._norms.end_step()
+        frames += [] if device_norm is None else [device_norm]
+        given = {"loss": loss, "global_loss": global_loss, "lr": lr, "grad_norm": grad_norm, "throughput": throughput}
+        frames += [Frame.scalar(name, read_scalar(v, name)) for name, v in given.items() if v is not None]
+        elapsed = (time.monotonic() - self._step_started) * 1_000
+        self._put_block(self._step, None, [*frames, Frame.scalar("step_time_ms", elapsed)])
+
+    @_never_raises
+    def log(self, name: str, value: object, level: str = "step") -> None:
+        """Record a scalar of your own.
+
+        Args:
+            name: what it is called; not the name of a metric that rankd computes.
+            value: a number or a tensor of one element (read at once, so a tensor on a device is waited for).
+            level: "step", or "micro_step": that of the micro-batch whose `micro_step` call comes next.
+
+        Between two steps a value belongs to the step that has ended (and is marked late in the log); before the first
+        step, to the first one.
+        """
+        if not self._active:
+            return
+        at_level = Level(level)
+        metric_of(name, at_level)
+        frame = Frame.scalar(name, read_scalar(value, name))
+        if self._step == 0:
+            self._early.append(frame)
+        elif at_level is Level.MICRO_STEP and self._inside_step:
+            self._put_block(self._step, self._micro_step + 1, [frame], complete=False)
+        else:
+            self._put_block(self._step, None, [frame], complete=False, addendum=not self._inside_step)
+
+    @_never_raises
+    def close(self, reason: str = _DONE) -> None:
+        """Training is over: say goodbye and wait for the last acknowledgements, at most `rankd.exit_timeout` seconds.
+
+        Called by itself at the end of the context, and at exit.
+        """
+        atexit.unregister(self._close_at_exit)
+        if self._closed or not self._active:
+            return
+        self._flush()
+        if self._profile is not None:
+            self._profile.close()
+            self._tell_profile()
+        self._closed = True
+        assert self._outbox is not None
+        assert self._sender is not None
+        self._outbox.finish(reason, time.time())
+        left = self._sender.close(self._config.rankd.exit_timeout)
+        self._outbox.close()
+        if left:
+            log.warning(
+                "%d items of rank %s were not acknowledged by the collector within %g s",
+                left,
+                self.identity and self.identity.rank,
+                self._config.rankd.exit_timeout,
+            )
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._note_exception(error)
+        self.close(_reason(error))
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    @_never_raises
+    def _begin_step(self, step: int) -> None:
+        if not self._active:
+            return
+        if not isinstance(step, int) or isinstance(step, bool) or step < 1:
+            raise RecordError(f"a step is an integer from 1 on, got {step!r}; nothing is recorded for it")
+        self._step, self._micro_step, self._inside_step = step, 0, True
+        self._step_started = time.monotonic()
+        if self._profile is not None:
+            self._profile.step_begin(step)
+            self._tell_profile()
+        if self._early:
+            early, self._early = self._early, []
+            self._put_block(step, None, early, complete=False)
+
+    @_never_raises
+    def _finish_step(self, error: BaseException | None) -> None:
+        if not self._active or not self._inside_step:
+            return
+        self._flush()
+        if error is not None:
+            self._note_exception(error)
+            self._inside_step = False
+            if self._norms is not None:
+                self._norms.reset()
+            return
+        if self._norms is not None:
+            # Where end_step was not called, the accumulated norms are still recorded.
+            device_norm = self._norms.end_step()
+            if device_norm is not None:
+                self._put_block(self._step, None, [device_norm], complete=False)
+        self._inside_step = False
+        self._put_block(self._step, None, [], complete=True)
+        if self._profile is not None:
+            self._profile.step_end(self._step)
+            self._tell_profile()
+
+    def _flush(self) -> None:
+        """Put the micro-step whose values were deferred."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            frames = deferred.frames()
+            if frames:
+                self._put_block(deferred.step, deferred.micro_step, frames)
+
+    @_never_raises
+    def _note_exception(self, error: BaseException | None) -> None:
+        """Leave the exception in the log, once, where it happened."""
+        if not self._active or error is None or getattr(error, "_rankd_noted", False) or not _is_failure(error):
+            return
+        self._flush()
+        text = f"{type(error).__name__}: {error}"[:1_000]
+        micro_step = self._micro_step + 1 if self._inside_step else None
+        self._put([encode_item(Note(0, self._step or None, micro_step, "exception", text, time.time()))])
+        # Seen again on its way out of the agent's own context. An exception with slots is noted twice.
+        error._rankd_noted = True  # type: ignore[attr-defined]
+
+    # -- putting ------------------------------------------------------------------------------------------------------
+
+    def _put_block(
+        self,
+        step: int,
+        micro_step: int | None,
+        frames: list[Frame],
+        *,
+        complete: bool | None = None,
+        addendum: bool = False,
+    ) -> None:
+        """Put a block; by default it completes a micro-step and leaves a step open (more may be logged for it)."""
+        whole = micro_step is not None if complete is None else complete
+        block = Block(0, step, micro_step, whole, time.time(), tuple(frames), addendum)
+        new = list(dict.fromkeys(f.table for f in frames if f.table is not None and f.table not in self._tables))
+        ids = {**self._tables, **{table: len(self._tables) + 1 + i for i, table in enumerate(new)}}
+        raws = [encode_item(Table(0, ids[table], table)) for table in new]
+        if self._put([*raws, encode_item(block, ids)], block.record_count, (step, micro_step)):
+            self._tables = ids
+
+    def _put(self, raws: list[bytes], records: int = 0, at: tuple[int, int | None] | None = None) -> bool:
+        assert self._outbox is not None
+        assert self._sender is not None
+        accepted = self._outbox.put(raws, records=records, at=at)
+        self._sender.wake()
+        return accepted
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _active(self) -> bool:
+        return self._sender is not None and not self._closed and self._pid == os.getpid()
+
+    def _identify(self, rank: int | None, world_size: int | None) -> Identity | None:
+        try:
+            return resolve(os.environ, rank=rank, world_size=world_size, framework=framework_identity)
+        except IdentityError as e:
+            log.error("this process records and profiles nothing, because a wrong rank would be worse: %s", e)
+            return None
+
+    def _build_norms(self, model: object) -> NormMonitor | None:
+        """The norms' monitor; also where nothing will be recorded, so that a wrong set-up fails on every rank alike."""
+        train_state = self._config.monitor.train_state
+        if not train_state.local_norm and not train_state.device_norm:
+            return None
+        if model is None:
+            raise ConfigError("monitor.train_state asks for norms, which need the model: pass model= to the agent")
+        names = trainable_names(model)
+        for key in ("local_norm", "device_norm"):
+            chosen = getattr(train_state, key)
+            if chosen and not any(map(chosen.matches, names)):
+                log.warning("monitor.train_state.%s matches none of the %d trainable parameters", key, len(names))
+        return NormMonitor(
+            names,
+            train_state.local_norm.matches if train_state.local_norm else None,
+            train_state.device_norm.matches if train_state.device_norm else None,
+            cast("NormKind", self._config.rankd.local_norm_kind),
+        )
+
+    def _start(self, who: Identity, total_steps: int | None) -> None:
+        rankd = self._config.rankd
+        finder = EndpointFinder(rankd.endpoint, os.environ, Path(rankd.output))
+        if who.rank == 0:
+            for notice in self._config.notices:
+                log.warning("%s", notice)
+            if rankd.start_collector and "RANKD_ENDPOINT" not in os.environ:
+                start_collector(rankd)
+        hello = Hello(
+            secrets.token_bytes(16),
+            "",
+            who.rank,
+            who.world_size,
+            1,
+            socket.gethostname(),
+            os.getpid(),
+            time.time(),
+            total_steps,
+            {"local_norm_kind": rankd.local_norm_kind, "identity": who.source},
+        )
+        self._outbox = Outbox(self._store(hello))
+        self._sender = Sender(
+            self._outbox, hello, finder, where=finder.where, position=lambda: (self._step, self._micro_step)
+        )
+        self._sender.start()
+        self._plan_profile(who)
+        atexit.register(self._close_at_exit)
+
+    def _store(self, hello: Hello) -> Store:
+        return MemoryStore(self._config.rankd.spool.size)
+
+    def _plan_profile(self, who: Identity) -> None:
+        config = self._config.profiler
+        if not config.enable_profiling:
+            return
+        if who.rank == 0:
+            for warning in config.warnings(who.world_size):
+                log.warning("%s", warning)
+        if config.chooses(who.rank):
+            options = ProfilerOptions(
+                config.profiler_level, config.mstx, config.profile_memory, config.profile_cpu, config.with_stack
+            )
+            window = Window(config.start_step, config.end_step)
+            self._profile = ProfilerSession(window, options, config.directory(who.rank, Path.cwd()))
+
+    def _tell_profile(self) -> None:
+        """A line in the log once the session has come to its end."""
+        report = None if self._profile is None else self._profile.report
+        if report is None or not report.state.final or self._profile_told:
+            return
+        self._profile_told = True
+        steps = f"steps {report.steps[0]}..{report.steps[-1]}" if report.steps else "no steps"
+        where = f", {report.bytes} bytes in {report.path}" if report.path else ""
+        why = f" ({report.reason})" if report.reason else ""
+        text = f"{report.state.value}: {steps}{where}{why}"
+        self._put([encode_item(Note(0, self._step or None, None, "profile", text, time.time()))])
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def _close_at_exit(self) -> None:
+        self.close("the process exited before the agent was closed")
+
+    def _trouble(self, where: str, error: Exception) -> None:
+        kind = f"{where}: {type(error).__name__}"
+        self._errors[kind] += 1
+        if self._errors[kind] == 1:
+            log.warning(
+                "rankd: %s failed, training goes on (this is said once): %s",
+                where,
+                error,
+                exc_info=not isinstance(error, RecordError),
+            )
+
+    @property
+    def connected(self) -> bool:
+        """Whether the collector has welcomed this rank and is heard."""
+        return self._sender is not None and self._sender.state is LinkState.JOINED
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """How often rankd itself has failed in this process, by method and kind of error."""
+        return dict(self._errors)
+
+
+class Step:
+    """The context of one training step; made by `Agent.step`."""
+
+    __slots__ = ("_agent", "_step")
+
+    def __init__(self, agent: Agent, step: int) -> None:
+        self._agent = agent
+        self._step = step
+
+    def __enter__(self) -> Step:
+        self._agent._begin_step(self._step)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._agent._finish_step(error)
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether this ends the training otherwise than planned: `sys.exit(0)` does not."""
+    return not (isinstance(error, SystemExit) and error.code in (None, 0))
+
+
+def _reason(error: BaseException | None) -> str:
+    if error is None or not _is_failure(error):
+        return _DONE
+    return f"{type(error).__name__}: {error}"[:300]

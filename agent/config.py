@@ -1,0 +1,423 @@
+"""What the agent reads from the training YAML: `monitor:` and the other sections that concern us (SPEC.md section 4).
+
+A key that asks for something this version does not do is never passed over in silence: `AgentConfig.notices` names it.
+"""
+
+# ruff: noqa: RUF009 - `setting` declares a dataclass field, as dataclasses.field does
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from ..collector.config import RankdConfig
+from ..collector.settings import (
+    Kind,
+    Misfit,
+    Settings,
+    SettingsError,
+    attempt,
+    error_of,
+    file_path,
+    flag,
+    integer,
+    list_of,
+    load_yaml,
+    misfit,
+    nearest,
+    optional,
+    setting,
+    subsection,
+)
+from ..profiler_ctl.config import ProfilerConfig
+
+__all__ = ["AgentConfig", "Filter", "MoeMonitorConfig", "MonitorConfig", "OlderMonitorConfig", "TrainStateConfig"]
+
+_NOT_YET = "this version of rankd does not act on it"
+_NOT_OURS = "not used by rankd"
+
+
+# --- monitor ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which parameters a norm is written for: all of them, or those whose name contains one of `substrings`.
+
+    A filter that can match nothing is false: what it filters is off.
+    """
+
+    everything: bool = False
+    substrings: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.everything or bool(self.substrings)
+
+    def matches(self, name: str) -> bool:
+        """Whether the parameter called `name` is chosen."""
+        return self.everything or any(part in name for part in self.substrings)
+
+    @staticmethod
+    def of(value: object) -> Filter:
+        """The filter that a YAML value means: true, false, one substring, or a list of them.
+
+        "", false and [] are off; an empty string inside a list is ignored (it would match every name).
+
+        Raises:
+            SettingsError: a value of another type.
+        """
+        match value:
+            case Filter():
+                return value
+            case bool():
+                return Filter(everything=value)
+            case str():
+                return Filter(substrings=(value,) if value else ())
+            case list() | tuple():
+                return Filter(substrings=tuple(part for part in _SUBSTRINGS.read(value) if part))
+        raise misfit(value, _FILTER_ALLOWED, wrong_type=True)
+
+    def to_value(self) -> object:
+        """The YAML value that means this filter."""
+        return list(self.substrings) or self.everything
+
+
+def _substring(value: object) -> str:
+    if not isinstance(value, str):
+        hint = "YAML reads yes, on, no and off as booleans: put text in quotes" if isinstance(value, bool) else ""
+        raise misfit(value, "text, a part of a parameter's name", hint, wrong_type=True)
+    return value
+
+
+_SUBSTRINGS = list_of(Kind("text", _substring))
+_FILTER_ALLOWED = "true, false, text (a part of the parameters' names), or a list of text"
+_FILTER = Kind(_FILTER_ALLOWED, Filter.of, Filter.to_value)
+_OFF = Filter()
+
+
+def _target_layers() -> Kind[int | tuple[int, ...]]:
+    allowed = "null, a positive integer N (decoder layers 0 to N-1), or a list of decoder layer ids"
+    ids, first = list_of(integer(0)), integer(1)
+
+    def read(value: object) -> int | tuple[int, ...]:
+        if isinstance(value, (list, tuple)):
+            return ids.read(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise misfit(value, allowed, wrong_type=True)
+        return first.read(value)
+
+    return Kind(allowed, read, lambda layers: list(layers) if isinstance(layers, tuple) else layers)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStateConfig(Settings):
+    """`monitor.train_state`: norms and losses.
+
+    Attributes:
+        local_norm: the parameters whose gradient norm is written at each micro-step.
+        local_loss: write each micro-batch's loss.
+        device_norm: the parameters whose accumulated gradient norm is written at each step.
+        device_loss: write the step's loss after accumulation and reduction.
+    """
+
+    dotted: ClassVar[str] = "monitor.train_state"
+
+    local_norm: Filter = setting(_FILTER, _OFF)
+    local_loss: bool = setting(flag(), False)
+    device_norm: Filter = setting(_FILTER, _OFF)
+    device_loss: bool = setting(flag(), False)
+
+    def __bool__(self) -> bool:
+        """Whether anything is on; if not, nothing is built and nothing is paid."""
+        return bool(self.local_norm or self.local_loss or self.device_norm or self.device_loss)
+
+
+@dataclass(frozen=True, slots=True)
+class MoeMonitorConfig(Settings):
+    """`monitor.moe_monitor`: how many tokens each expert received.
+
+    Attributes:
+        save_tokens_per_expert_interval: micro-steps between two records; None: off.
+        target_layers: None: every MoE layer; N: decoder layers 0 to N-1; a tuple: exactly those decoder layers.
+    """
+
+    dotted: ClassVar[str] = "monitor.moe_monitor"
+
+    save_tokens_per_expert_interval: int | None = setting(optional(integer(1)), None)
+    target_layers: int | tuple[int, ...] | None = setting(optional(_target_layers()), None)
+
+    def __bool__(self) -> bool:
+        return self.save_tokens_per_expert_interval is not None
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorConfig(Settings):
+    """The `monitor:` section.
+
+    Attributes:
+        train_state: see TrainStateConfig.
+        moe_monitor: see MoeMonitorConfig.
+    """
+
+    dotted: ClassVar[str] = "monitor"
+    foreign: ClassVar[frozenset[str]] = frozenset({"tensorboard", "health_checkpoint"})
+
+    train_state: TrainStateConfig = setting(subsection(TrainStateConfig), TrainStateConfig())
+    moe_monitor: MoeMonitorConfig = setting(subsection(MoeMonitorConfig), MoeMonitorConfig())
+
+
+# --- read to be checked, not acted on yet -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OlderMonitorConfig(Settings):
+    """`monitor_config:`, the older, framework-wide form; checked, and not acted on by this version.
+
+    Attributes:
+        monitor_on: the master switch.
+        dump_path: where the framework writes; may hold `{rank}`.
+        interval: write a step's records every N steps.
+        step_interval: compute, and feed the health checks, every N steps.
+        print_interval: write to the console every N steps.
+        local_loss: the loss of each rank.
+        global_loss: the loss over all ranks.
+        grad_norm: the norm of the whole gradient.
+        nan_check: look for nan and inf.
+        exception_dump: keep what led to an anomaly.
+        skip_nan_step: leave a step with a nan out.
+        warmup_steps: steps without health checks at the start.
+    """
+
+    dotted: ClassVar[str] = "monitor_config"
+    # What MindFormers itself reads from this section.
+    foreign: ClassVar[frozenset[str]] = frozenset(
+        {
+            "target",
+            "invert",
+            "local_loss_format",
+            "local_norm_format",
+            "device_local_norm_format",
+            "device_local_loss_format",
+            "optimizer_state_format",
+            "weight_state_format",
+            "max_attention_logit_format",
+            "throughput_baseline",
+            "print_struct",
+            "check_for_global_norm",
+            "global_norm_spike_threshold",
+            "global_norm_spike_count_threshold",
+            "stable_rank_config",
+            "health_checkpoint",
+        }
+    )
+
+    monitor_on: bool = setting(flag(), False)
+    dump_path: Path | None = setting(optional(file_path()), None)
+    interval: int = setting(integer(1), 1)
+    step_interval: int = setting(integer(1), 1)
+    print_interval: int = setting(integer(1), 1)
+    local_loss: bool = setting(flag(), False)
+    global_loss: bool = setting(flag(), False)
+    grad_norm: bool = setting(flag(), False)
+    nan_check: bool = setting(flag(), False)
+    exception_dump: bool = setting(flag(), False)
+    skip_nan_step: bool = setting(flag(), False)
+    warmup_steps: int = setting(integer(0), 0)
+
+
+_MAX_LOGITS = "MaxLogitsMonitor"
+
+
+def _callback_type(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise misfit(value, "text, the name of a callback", wrong_type=not isinstance(value, str))
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class MaxLogitsConfig(Settings):
+    """The entry `type: MaxLogitsMonitor` of `callbacks:`; checked, and not acted on by this version.
+
+    Attributes:
+        type: the callback's name.
+        step_interval: steps between two records.
+    """
+
+    foreign: ClassVar[frozenset[str]] = frozenset({"auto_register"})
+
+    type: str = setting(Kind("text", _callback_type), _MAX_LOGITS)
+    step_interval: int = setting(integer(1), 1)
+
+
+def _check_callbacks(value: object) -> tuple[str, ...]:
+    """The types of the callbacks, in order; each entry of ours is checked."""
+    if value is None:
+        return ()
+    return list_of(Kind("a callback's `type:` and arguments", _check_callback)).read(value)
+
+
+def _check_callback(entry: object) -> str:
+    if not isinstance(entry, Mapping):
+        raise misfit(entry, "a callback's `type:` and its arguments", wrong_type=True)
+    if "type" not in entry:
+        raise misfit(dict(entry), "a callback's `type:` and its arguments", "the key `type` is missing")
+    misfits: list[Misfit] = []
+    name = attempt(misfits, "type", _callback_type, entry["type"])
+    if name is None:
+        raise error_of(misfits)
+    if name == _MAX_LOGITS:
+        MaxLogitsConfig.from_mapping(entry, "")
+    return name
+
+
+# --- everything -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """All that one training YAML says to rankd.
+
+    Attributes:
+        monitor: what is measured.
+        profiler: who profiles, and when.
+        rankd: where it goes.
+        notices: keys that are written and that this version of rankd does not act on, a line each with the dotted path.
+            Print them; "written but silently ignored" must not happen.
+    """
+
+    monitor: MonitorConfig = MonitorConfig()
+    profiler: ProfilerConfig = ProfilerConfig()
+    rankd: RankdConfig = RankdConfig()
+    notices: tuple[str, ...] = ()
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> AgentConfig:
+        """Read a training YAML.
+
+        Raises:
+            ConfigError: the file cannot be read, or something in our sections is wrong; each line names the file.
+        """
+        loaded = load_yaml(path)
+        try:
+            return cls.from_mapping(loaded)
+        except SettingsError as error:
+            raise error_of(error.misfits, str(path)) from None
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, object]) -> AgentConfig:
+        """Read the sections of a training configuration that is already loaded.
+
+        Raises:
+            ConfigError: all that is wrong in all of our sections, a line each.
+        """
+        misfits: list[Misfit] = []
+        monitor = _read(misfits, MonitorConfig, mapping)
+        profiler = _read(misfits, ProfilerConfig, mapping)
+        rankd = _read(misfits, RankdConfig, mapping)
+        older = _read(misfits, OlderMonitorConfig, mapping)
+        callbacks = attempt(misfits, "callbacks", _check_callbacks, mapping.get("callbacks"))
+        if monitor is not None and older is not None and older.monitor_on:
+            misfits.extend(_contradictions(mapping, monitor, older))
+        if misfits:
+            raise error_of(misfits)
+        assert monitor is not None
+        assert profiler is not None
+        assert rankd is not None
+        assert older is not None
+        assert callbacks is not None
+        notices = (
+            *_monitor_notices(mapping, monitor),
+            *_older_notices(mapping, older),
+            *_max_logits_notices(mapping, callbacks),
+            *_section_notices(mapping),
+        )
+        return cls(monitor, profiler, rankd, notices)
+
+
+_Section = TypeVar("_Section", bound=Settings)
+
+
+def _read(misfits: list[Misfit], cls: type[_Section], mapping: Mapping[str, object]) -> _Section | None:
+    return attempt(misfits, cls.dotted, lambda value: cls.from_mapping(value, ""), mapping.get(cls.dotted))
+
+
+def _keys(mapping: Mapping[str, object], *path: str) -> Mapping[str, object]:
+    """The section at this path, or an empty one; for looking at what was written, not at its meaning."""
+    here: object = mapping
+    for name in path:
+        here = here.get(name) if isinstance(here, Mapping) else None
+    return here if isinstance(here, Mapping) else {}
+
+
+def _contradictions(
+    mapping: Mapping[str, object], monitor: MonitorConfig, older: OlderMonitorConfig
+) -> Iterator[Misfit]:
+    """Both forms may stand in one file, but not set one thing to different values."""
+    written = "local_loss" in _keys(mapping, "monitor", "train_state") and "local_loss" in _keys(
+        mapping, "monitor_config"
+    )
+    if written and monitor.train_state.local_loss != older.local_loss:
+        yield Misfit(
+            "monitor.train_state.local_loss",
+            f"found {monitor.train_state.local_loss}, but monitor_config.local_loss is {older.local_loss}; "
+            "remove one of them, or set both alike",
+        )
+
+
+def _monitor_notices(mapping: Mapping[str, object], monitor: MonitorConfig) -> Iterator[str]:
+    for key in _keys(mapping, "monitor"):
+        if key in MonitorConfig.foreign:
+            yield f"monitor.{key}: {_NOT_OURS}"
+    moe = monitor.moe_monitor
+    if moe:
+        yield f"{moe.dotted}.save_tokens_per_expert_interval: {_NOT_YET}"
+    if moe.target_layers is not None:
+        why = _NOT_YET if moe else "it has no effect while save_tokens_per_expert_interval is not set"
+        yield f"{moe.dotted}.target_layers: {why}"
+
+
+def _older_notices(mapping: Mapping[str, object], older: OlderMonitorConfig) -> Iterator[str]:
+    written = _keys(mapping, older.dotted)
+    if not written:
+        return
+    if not older.monitor_on:
+        yield f"{older.dotted}: monitor_on is not true, so the section asks for nothing"
+        return
+    for key in written:
+        yield f"{older.dotted}.{key}: {_NOT_OURS if key in older.foreign else _NOT_YET}"
+
+
+def _max_logits_notices(mapping: Mapping[str, object], callbacks: tuple[str, ...]) -> Iterator[str]:
+    for index, name in enumerate(callbacks):
+        if name == _MAX_LOGITS:
+            yield f"callbacks[{index}] ({name}): {_NOT_YET}"
+        elif nearest(name, (_MAX_LOGITS.lower(),)):
+            yield f"callbacks[{index}] ({name}): {_NOT_OURS}; did you mean `{_MAX_LOGITS}`?"
+        else:
+            yield f"callbacks[{index}] ({name}): {_NOT_OURS}"
+    optimizer = _keys(mapping, "optimizer")
+    if optimizer.get("type") == "Muon" and optimizer.get("qk_clip_enabled") is True:
+        yield f"optimizer.qk_clip_enabled: it turns the tracking of attention logits on; {_NOT_YET}"
+
+
+# Where the names stand that a person may have misspelt, or written one level too far out.
+_OUR_NAMES = {
+    **{name: name for name in ("monitor", "profiler", "rankd", "callbacks", "monitor_config")},
+    **{name: f"monitor.{name}" for name in ("train_state", "moe_monitor")},
+}
+# Sections of MindFormers that look like ours and are not.
+_THEIR_NAMES = frozenset({"eval_callbacks"})
+# `moniter` must be found, and `train_dataset` must not be taken for `train_state`.
+_LIKENESS = 0.8
+
+
+def _section_notices(mapping: Mapping[str, object]) -> Iterator[str]:
+    """Sections at the top that look like ours: those are the framework's business only if nobody misspelt them."""
+    for name in mapping:
+        if not isinstance(name, str) or name in _THEIR_NAMES or _OUR_NAMES.get(name) == name:
+            continue
+        near = nearest(name, _OUR_NAMES, _LIKENESS)
+        if near is not None:
+            yield f"{name}: {_NOT_OURS}; did you mean `{_OUR_NAMES[near]}`?"

@@ -1,0 +1,38 @@
+"""Figures of the host and of this process, which ride on the beats."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import psutil
+
+__all__ = ["HostFigures"]
+
+
+class HostFigures:
+    """Samples the host; percentages are over the time since the last sample, so the first ones are 0."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+
+    def sample(self) -> dict[str, float]:
+        """Figures by name; one that cannot be read here is left out, never an error.
+
+        `process_cpu_percent` (100 is one core), `process_rss_bytes`, `process_threads`, `host_cpu_percent`,
+        `host_memory_percent`, `host_memory_available_bytes`, `host_load_1`.
+        """
+        figures: dict[str, float] = {}
+        with contextlib.suppress(psutil.Error, OSError), self._process.oneshot():
+            figures["process_cpu_percent"] = self._process.cpu_percent()
+            figures["process_rss_bytes"] = float(self._process.memory_info().rss)
+            figures["process_threads"] = float(self._process.num_threads())
+        with contextlib.suppress(psutil.Error, OSError):
+            figures["host_cpu_percent"] = psutil.cpu_percent()
+        with contextlib.suppress(psutil.Error, OSError):
+            memory = psutil.virtual_memory()
+            figures["host_memory_percent"] = memory.percent
+            figures["host_memory_available_bytes"] = float(memory.available)
+        with contextlib.suppress(OSError):
+            figures["host_load_1"] = os.getloadavg()[0]
+        return figures

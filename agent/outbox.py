@@ -1,0 +1,424 @@
+"""What this process has produced and the collector has not yet acknowledged, in the order of its numbers.
+
+No socket, no file, no clock. The bytes of the items lie in a `Store`: `MemoryStore` here, or `spool.Spool`, which
+outlives the process. The outbox keeps the numbers, the window and the counts.
+
+How two threads share it: the training thread calls `put`, `drop` and `finish`; the sender thread calls `take`, `acked`
+and `rewind`. One lock protects the index (the two queues, the numbers, the counts) and the store's room; it is held for
+the time of one append or of moving entries from one queue to the other. `take` reads the bytes after it has released
+the lock: only `acked` and `rewind` free them, and those belong to the same thread as `take`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeAlias
+
+from ..collector.protocol.errors import ProtocolError
+from ..collector.protocol.wire import Gap, Goodbye, encode_item, number_item
+
+__all__ = [
+    "BATCH_BYTES",
+    "LEAST_STORE_BYTES",
+    "MAX_HELD_ITEMS",
+    "RESERVE_BYTES",
+    "WINDOW_BYTES",
+    "At",
+    "Entry",
+    "MemoryStore",
+    "Outbox",
+    "OutboxStatistics",
+    "Store",
+]
+
+# At most this much is on its way and not acknowledged. 1,024 ranks that catch up at once then ask at most 1 GiB of the
+# collector's queues, and one rank over a link of 1 ms still moves 1 GB/s.
+WINDOW_BYTES = 2**20
+# One message: large enough that its overhead does not count, small enough that acknowledgements keep coming.
+BATCH_BYTES = 2**18
+# Half of what the protocol allows in one message.
+_BATCH_ITEMS = 32_768
+# The index costs some 200 bytes an item in memory wherever the bytes are, so tiny items are bounded by number: 50 MB.
+MAX_HELD_ITEMS = 2**18
+# Kept free for the end: a gap for each cause (at most 125 bytes) and the goodbye (at most 1,200), with the stores' own
+# costs. Whatever happened before, the process can say how much it lost.
+RESERVE_BYTES = 4_096
+_MAX_CAUSES = 8
+_OTHER_CAUSES = "other"
+_MAX_CAUSE_BYTES = 64
+_MAX_REASON_BYTES = 512
+# A store below this would refuse nearly everything.
+LEAST_STORE_BYTES = 4 * RESERVE_BYTES
+
+At: TypeAlias = "tuple[int, int | None]"
+"""A place in training as the wire has it: (step, micro_step or None)."""
+
+
+class Entry(NamedTuple):
+    """One stored item: its number, where the store has it, and its length in bytes."""
+
+    seq: int
+    where: int
+    size: int
+
+
+class Store(Protocol):
+    """Where the bytes of the items lie, oldest first. The outbox calls it under its lock, except for `read`."""
+
+    full_cause: str
+    """What a refusal for want of room is called in counts and gaps."""
+
+    def cost(self, size: int) -> int:
+        """How much of `room` an item of `size` bytes takes."""
+
+    def room(self) -> int:
+        """The bytes that are free."""
+
+    def append(self, seq: int, raw: bytes, after: Entry | None) -> Entry:
+        """Keep an item that fits, behind `after` (None: nothing is held); what lay there counts no more."""
+
+    def read(self, entry: Entry) -> bytes:
+        """The bytes of an item that has not been freed."""
+
+    def free(self, entry: Entry) -> None:
+        """Forget this item and all before it."""
+
+    def close(self, *, delivered: bool) -> None:
+        """Give up the resources; `delivered`: nothing is left that anybody needs."""
+
+    def abandon(self) -> None:
+        """This is the child of a fork: the store is the parent's. Let go without changing anything."""
+
+
+class MemoryStore:
+    """A store in the process's own memory; what it holds is lost with the process.
+
+    Raises:
+        ValueError: `limit` is below LEAST_STORE_BYTES.
+    """
+
+    full_cause = "outbox_full"
+    # A bytes object, its place in the index and in the dictionary, beside the bytes themselves.
+    _OVERHEAD = 128
+
+    def __init__(self, limit: int) -> None:
+        if limit < LEAST_STORE_BYTES:
+            raise ValueError(f"an outbox needs at least {LEAST_STORE_BYTES} bytes, got {limit}")
+        self._limit = limit
+        self._used = 0
+        self._raws: dict[int, bytes] = {}
+        self._oldest = 1
+
+    def cost(self, size: int) -> int:
+        return size + self._OVERHEAD
+
+    def room(self) -> int:
+        return self._limit - self._used
+
+    def append(self, seq: int, raw: bytes, after: Entry | None) -> Entry:  # noqa: ARG002 - the number is enough here
+        if (before := self._raws.get(seq)) is not None:
+            self._used -= self.cost(len(before))
+        self._raws[seq] = raw
+        self._used += len(raw) + self._OVERHEAD
+        return Entry(seq, seq, len(raw))
+
+    def read(self, entry: Entry) -> bytes:
+        return self._raws[entry.seq]
+
+    def free(self, entry: Entry) -> None:
+        for seq in range(self._oldest, entry.seq + 1):
+            self._used -= self.cost(len(self._raws.pop(seq)))
+        self._oldest = entry.seq + 1
+
+    def close(self, *, delivered: bool) -> None:  # noqa: ARG002 - memory is given up either way
+        self._raws.clear()
+
+    def abandon(self) -> None:
+        self._raws = {}
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatistics:
+    """The state of an outbox at one moment.
+
+    Attributes:
+        held_items, held_bytes: accepted and not acknowledged.
+        in_flight_bytes: of those, sent and not acknowledged.
+        produced: records that were offered; `produced` less all of `dropped` were accepted.
+        dropped: records refused, by cause.
+        last_seq: the number of the newest item; 0: none yet.
+        acked_seq: the collector's journal has everything up to this number.
+    """
+
+    held_items: int
+    held_bytes: int
+    in_flight_bytes: int
+    produced: int
+    dropped: Mapping[str, int]
+    last_seq: int
+    acked_seq: int
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Refusals of one cause for which no gap has been put yet."""
+
+    records: int
+    first: At
+    last: At
+
+
+class Outbox:
+    """The items between the training thread and the collector's journal.
+
+    One thread puts; another sends. Neither calls from a signal handler: the lock is not re-entrant.
+    """
+
+    def __init__(self, store: Store, window_bytes: int = WINDOW_BYTES) -> None:
+        self._store = store
+        self._window = window_bytes
+        self._lock = threading.Lock()
+        self._unsent: deque[Entry] = deque()
+        self._in_flight: deque[Entry] = deque()
+        self._held_bytes = 0
+        self._in_flight_bytes = 0
+        self._acked = 0
+        self._produced = 0
+        self._dropped: dict[str, int] = {}
+        self._pending: dict[str, _Pending] = {}
+        self._at: At = (1, None)
+        self._finished = False
+        self._abandoned = False
+        self._recovered = False
+
+    @classmethod
+    def recovered(cls, store: Store, entries: Sequence[Entry], next_seq: int) -> Outbox:
+        """The outbox of a process that is gone, over what its store still has; it accepts nothing new."""
+        self = cls(store)
+        self._unsent.extend(entries)
+        self._held_bytes = sum(entry.size for entry in entries)
+        self._acked = entries[0].seq - 1 if entries else next_seq - 1
+        self._finished = self._recovered = True
+        return self
+
+    # -- the training thread ------------------------------------------------------------------------------------------
+
+    def put(self, raws: Sequence[bytes], *, records: int = 0, at: At | None = None) -> bool:
+        """Accept items, encoded with seq 0, all or none; they get their numbers here.
+
+        Args:
+            raws: what belongs together: the definitions of new name tables, then the block that uses them.
+            records: how many records they hold, for the counts.
+            at: where they belong, for the gap if they are refused; None: where the last ones belonged.
+
+        Returns:
+            False: refused and counted. No number is used up; tables among `raws` are not defined.
+        """
+        if self._abandoned:
+            return False
+        with self._lock:
+            self._produced += records
+            self._at = at = at or self._at
+            cause = self._refusal()
+            if cause is None:
+                numbered = self._number([*self._gaps(), *raws])
+                if self._cost(numbered) + RESERVE_BYTES <= self._store.room():
+                    self._append(numbered)
+                    return True
+                cause = self._store.full_cause
+            self._count_drop(cause, records, at)
+            return False
+
+    def drop(self, cause: str, records: int, at: At | None = None) -> None:
+        """Count records that could not even be offered (too large to encode, for one); they stand in the next gap."""
+        if self._abandoned:
+            return
+        with self._lock:
+            self._produced += records
+            self._at = at = at or self._at
+            self._count_drop(cause, records, at)
+
+    def finish(self, reason: str, time: float) -> None:
+        """Put what gaps are due and the goodbye, for which room was kept; nothing is accepted after it."""
+        if self._abandoned:
+            return
+        with self._lock:
+            if self._finished:
+                return
+            text = reason.encode(errors="replace")[:_MAX_REASON_BYTES].decode(errors="ignore")
+            goodbye = Goodbye(0, text, self._produced, dict(self._dropped), time)
+            numbered = self._number([*self._gaps(), encode_item(goodbye)])
+            assert self._cost(numbered) <= self._store.room(), "the reserve is too small for the end"
+            self._append(numbered)
+            self._finished = True
+
+    # -- the sender thread --------------------------------------------------------------------------------------------
+
+    def take(self, max_bytes: int = BATCH_BYTES) -> tuple[bytes, ...]:
+        """The next unsent items that fit the window and `max_bytes`; they are now in flight. Empty: nothing to send.
+
+        A single item that is larger than either goes alone.
+        """
+        batch: list[Entry] = []
+        size = 0
+        with self._lock:
+            while self._unsent and len(batch) < _BATCH_ITEMS:
+                more = self._unsent[0].size
+                if batch and size + more > max_bytes:
+                    break
+                if self._in_flight and self._in_flight_bytes + more > self._window:
+                    break
+                entry = self._unsent.popleft()
+                self._in_flight.append(entry)
+                self._in_flight_bytes += more
+                size += more
+                batch.append(entry)
+        return tuple([self._store.read(entry) for entry in batch])
+
+    def acked(self, seq: int) -> None:
+        """The journal has everything up to `seq`: forget it. An older number than before changes nothing.
+
+        Raises:
+            ProtocolError: no item has this number yet.
+        """
+        with self._lock:
+            if seq > (last := self._last()) and not self._recovered:
+                # A recovered file may lack its newest pages, where the machine went down and not only the process.
+                raise ProtocolError(f"the collector acknowledges item {seq}, but this process produced {last}")
+            newest: Entry | None = None
+            for queue in (self._in_flight, self._unsent):
+                while queue and queue[0].seq <= seq:
+                    newest = queue.popleft()
+                    self._held_bytes -= newest.size
+                    if queue is self._in_flight:
+                        self._in_flight_bytes -= newest.size
+            if newest is not None:
+                self._acked = newest.seq
+                self._store.free(newest)
+
+    def rewind(self, acked: int) -> None:
+        """A welcome: the journal has everything up to `acked`; all else counts as not sent.
+
+        Raises:
+            ProtocolError: no item has this number yet.
+        """
+        self.acked(acked)
+        with self._lock:
+            self._unsent.extendleft(reversed(self._in_flight))
+            self._in_flight.clear()
+            self._in_flight_bytes = 0
+
+    # -- either -------------------------------------------------------------------------------------------------------
+
+    @property
+    def next_seq(self) -> int:
+        """The number that the next new item will get."""
+        with self._lock:
+            return self._last() + 1
+
+    @property
+    def held_items(self) -> int:
+        """How many items are accepted and not acknowledged."""
+        return len(self._unsent) + len(self._in_flight)
+
+    @property
+    def has_in_flight(self) -> bool:
+        """Something was sent and is not acknowledged."""
+        return bool(self._in_flight)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Something has not been sent; the window may be closed to it."""
+        return bool(self._unsent)
+
+    @property
+    def has_sendable(self) -> bool:
+        """`take` would give something."""
+        with self._lock:
+            if not self._unsent:
+                return False
+            return not self._in_flight or self._in_flight_bytes + self._unsent[0].size <= self._window
+
+    def statistics(self) -> OutboxStatistics:
+        """All counts, of one moment."""
+        with self._lock:
+            return OutboxStatistics(
+                len(self._unsent) + len(self._in_flight),
+                self._held_bytes,
+                self._in_flight_bytes,
+                self._produced,
+                MappingProxyType(dict(self._dropped)),
+                self._last(),
+                self._acked,
+            )
+
+    def close(self) -> None:
+        """Accept nothing more and close the store; a spool file goes if all, goodbye included, is acknowledged.
+
+        Call it after the sender has ended.
+        """
+        if self._abandoned:
+            return
+        with self._lock:
+            self._abandoned = True
+            self._store.close(delivered=self._finished and not self.held_items)
+
+    def abandon(self) -> None:
+        """This is the child of a fork: do nothing from now on, and leave the parent's store as it is."""
+        self._abandoned = True
+        # The parent's sender may have held it at the moment of the fork; nobody here would release it.
+        self._lock = threading.Lock()
+        self._unsent, self._in_flight = deque(), deque()
+        self._store.abandon()
+
+    # -- inside, under the lock ---------------------------------------------------------------------------------------
+
+    def _refusal(self) -> str | None:
+        if self._finished:
+            return "finished"
+        return "outbox_full" if self.held_items >= MAX_HELD_ITEMS else None
+
+    def _count_drop(self, cause: str, records: int, at: At) -> None:
+        known = self._dropped
+        if cause not in known and (len(known) >= _MAX_CAUSES - 1 or len(cause.encode()) > _MAX_CAUSE_BYTES):
+            cause = _OTHER_CAUSES
+        known[cause] = known.get(cause, 0) + records
+        pending = self._pending.setdefault(cause, _Pending(0, at, at))
+        pending.records += records
+        pending.last = at
+
+    def _gaps(self) -> list[bytes]:
+        if not self._pending:
+            return []
+        return [encode_item(Gap(0, cause, p.records, p.first, p.last)) for cause, p in self._pending.items()]
+
+    def _number(self, raws: Sequence[bytes]) -> list[bytes]:
+        return [number_item(raw, seq) for seq, raw in enumerate(raws, self._last() + 1)]
+
+    def _cost(self, raws: Sequence[bytes]) -> int:
+        return sum([self._store.cost(len(raw)) for raw in raws])
+
+    def _newest(self) -> Entry | None:
+        queue = self._unsent or self._in_flight
+        return queue[-1] if queue else None
+
+    def _last(self) -> int:
+        newest = self._newest()
+        return self._acked if newest is None else newest.seq
+
+    def _append(self, numbered: Sequence[bytes]) -> None:
+        # Ctrl-C may interrupt this anywhere. Items exist once the queue has them, which is one step; the numbers, and
+        # where the next one goes, follow from the queue.
+        entries: list[Entry] = []
+        newest, seq = self._newest(), self._last()
+        for raw in numbered:
+            seq += 1
+            newest = self._store.append(seq, raw, newest)
+            entries.append(newest)
+        self._unsent.extend(entries)
+        self._pending.clear()
+        self._held_bytes += sum([entry.size for entry in entries])

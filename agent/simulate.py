@@ -1,0 +1,230 @@
+"""`rankd simulate`: try network and disk before a job, without MindSpore.
+
+Real agents, in a few processes, push made-up metrics through real sockets to a real collector; what is measured is what
+a job would see: records per second, and the time from a push to the readable line in merged.log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import multiprocessing
+import os
+import random
+import re
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from ..collector.config import RankdConfig
+from ..collector.protocol.errors import ConfigError, RankdError
+from ..collector.protocol.records import Frame, NameTable
+from .agent import Agent
+from .config import AgentConfig
+
+__all__ = ["add_arguments", "run"]
+
+_HEADER = re.compile(rb'^\[rank_(\d+)\] \{ "step": (\d+), "micro_step": (\d+) \}$', re.MULTILINE)
+# How often merged.log is looked at; what is printed as latency is at most this much too high.
+_LOOK = 0.002
+# How long the last lines may take after the last rank has ended.
+_SETTLE = 60.0
+# How long the collector may take to start and to welcome all ranks.
+_JOIN = 15.0
+
+# (rank, step, micro_step)
+_Key = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What each process simulates."""
+
+    output: Path
+    endpoint: str | None
+    ranks: int
+    steps: int
+    micro_steps: int
+    params: int
+    rate: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    positive = functools.partial(_at_least, 1)
+    parser.add_argument("--output", type=Path, required=True, help="output directory; must not hold a run yet")
+    parser.add_argument("--endpoint", help="a running collector's tcp://HOST:PORT; default: start one here")
+    parser.add_argument("--ranks", type=positive, default=8, help="number of ranks (default 8)")
+    parser.add_argument("--steps", type=positive, default=20, help="training steps (default 20)")
+    parser.add_argument("--micro-steps", type=positive, default=4, help="micro-steps in a step (default 4)")
+    parser.add_argument("--params", type=positive, default=700, help="parameters, one norm each (default 700)")
+    parser.add_argument("--rate", type=float, default=10.0, help="micro-steps per second; 0: flat out (default 10)")
+    parser.add_argument("--processes", type=positive, default=0, help="processes for the ranks (default: one a core)")
+
+
+def _at_least(low: int, text: str) -> int:
+    value = int(text)
+    if value < low:
+        raise argparse.ArgumentTypeError(f"must be at least {low}, got {value}")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print the figures; 1 if a line that was pushed never came out."""
+    if (args.output / "merged.log").exists():
+        raise ConfigError(f"{args.output} holds a run already; give --output a fresh directory")
+    plan = _Plan(args.output, args.endpoint, args.ranks, args.steps, args.micro_steps, args.params, args.rate)
+    processes = min(args.processes or os.cpu_count() or 1, plan.ranks)
+    print(f"{plan.ranks} ranks in {processes} processes: {plan.steps} steps of {plan.micro_steps} micro-steps, "
+          f"{plan.params} norms each, at {plan.rate or 'any number of'} micro-steps/s", flush=True)  # fmt: skip
+    follower = _Follower(plan)
+    follower.start()
+    pushed = _run_processes(plan, processes)
+    follower.finish(_SETTLE)
+    return _report(plan, pushed, follower.seen)
+
+
+# -- the ranks --------------------------------------------------------------------------------------------------------
+
+
+def _run_processes(plan: _Plan, processes: int) -> dict[_Key, float]:
+    """Run all ranks; when each block was pushed, on the clock that all processes of a host share."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(processes)
+    workers, pipes = [], []
+    for number in range(processes):
+        ours, theirs = context.Pipe(duplex=False)
+        ranks = range(number, plan.ranks, processes)
+        worker = context.Process(target=_work, args=(plan, ranks, barrier, theirs), name=f"ranks-{number}")
+        worker.start()
+        theirs.close()
+        workers.append(worker)
+        pipes.append(ours)
+    pushed: dict[_Key, float] = {}
+    try:
+        for worker, pipe in zip(workers, pipes, strict=True):
+            try:
+                pushed.update(pipe.recv())
+            except EOFError:
+                raise RankdError(f"{worker.name} failed; its error stands above") from None
+    finally:
+        for worker in workers:
+            worker.join(_SETTLE)
+            worker.kill()
+    return pushed
+
+
+def _work(plan: _Plan, ranks: Sequence[int], barrier: Barrier, result: Connection) -> None:
+    config = AgentConfig(
+        rankd=RankdConfig(output=plan.output, endpoint=plan.endpoint, start_collector=not plan.endpoint)
+    )
+    agents = [Agent(config, rank=rank, world_size=plan.ranks, total_steps=plan.steps) for rank in ranks]
+    pushed: dict[_Key, float] = {}
+    frames = [_frames(plan.params, rank) for rank in ranks]
+    pace = _pace(plan.rate)
+    _wait_until_joined(agents)
+    barrier.wait(_SETTLE)
+    for step in range(1, plan.steps + 1):
+        contexts = [agent.step(step) for agent in agents]
+        for context in contexts:
+            context.__enter__()
+        for micro_step in range(1, plan.micro_steps + 1):
+            next(pace)
+            for rank, agent, frame in zip(ranks, agents, frames, strict=True):
+                pushed[rank, step, micro_step] = time.monotonic()
+                agent.micro_step(frames=frame)
+        for agent, context in zip(agents, contexts, strict=True):
+            agent.end_step(loss=1 / step)
+            context.__exit__(None, None, None)
+    closing = [threading.Thread(target=agent.close) for agent in agents]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join()
+    result.send(pushed)
+
+
+def _wait_until_joined(agents: Sequence[Agent]) -> None:
+    """Start with the collector there, so that its own start is not measured; without one, start all the same."""
+    deadline = time.monotonic() + _JOIN
+    while not all(agent.connected for agent in agents) and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+
+
+def _frames(params: int, rank: int) -> list[Frame]:
+    """A micro-step's frames: a loss, and a norm for each of `params` parameters."""
+    source = random.Random(rank)  # noqa: S311 - made-up metrics
+    names = NameTable(tuple(f"decoder.layers.{i // 7}.self_attention.linear_{i % 7}.weight" for i in range(params)))
+    norms = [source.lognormvariate(-3, 1) for _ in range(params)]
+    return [Frame.scalar("local_loss", source.random()), Frame.named("local_norm", names, norms)]
+
+
+def _pace(rate: float) -> Iterator[None]:
+    """Each `next` returns when the next micro-step is due."""
+    due = time.monotonic()
+    while True:
+        due += 1 / rate if rate else 0.0
+        time.sleep(max(0.0, due - time.monotonic()))
+        yield
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+class _Follower(threading.Thread):
+    """Reads merged.log as it grows and notes when each block's header became readable."""
+
+    def __init__(self, plan: _Plan) -> None:
+        super().__init__(name="rankd-follower", daemon=True)
+        self.seen: dict[_Key, float] = {}
+        self._path = plan.output / "merged.log"
+        self._expected = plan.ranks * plan.steps * plan.micro_steps
+        self._deadline = math.inf
+
+    def run(self) -> None:
+        while not self._path.exists() and time.monotonic() < self._deadline:
+            time.sleep(_LOOK)
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            rest = b""
+            while len(self.seen) < self._expected and time.monotonic() < self._deadline:
+                chunk = file.read(2**24)
+                if not chunk:
+                    time.sleep(_LOOK)
+                    continue
+                now = time.monotonic()
+                lines, newline, rest = (rest + chunk).rpartition(b"\n")
+                for match in _HEADER.finditer(lines + newline):
+                    rank, step, micro_step = map(int, match.groups())
+                    self.seen[rank, step, micro_step] = now
+
+    def finish(self, patience: float) -> None:
+        """Wait until all is seen, at most `patience` seconds."""
+        self._deadline = time.monotonic() + patience
+        self.join(patience + 1)
+
+
+def _report(plan: _Plan, pushed: dict[_Key, float], seen: dict[_Key, float]) -> int:
+    missing = pushed.keys() - seen.keys()
+    latencies = sorted((seen[key] - when) * 1_000 for key, when in pushed.items() if key in seen)
+    if latencies:
+        seconds = max(seen.values()) - min(pushed.values())
+        records = len(latencies) * (plan.params + 1)
+        print(f"records: {records} in {seconds:.2f} s, {records / seconds:,.0f} records/s through to merged.log")
+        p50, p99 = statistics.median(latencies), latencies[math.ceil(0.99 * len(latencies)) - 1]
+        print(f"push to readable line: p50 {p50:.1f} ms, p99 {p99:.1f} ms, most {latencies[-1]:.1f} ms")
+    if missing:
+        rank, step, micro_step = min(missing)
+        first = f"rank {rank} step {step} micro_step {micro_step}"
+        print(f"MISSING: {len(missing)} of {len(pushed)} blocks never came out, the first of them {first}; "
+              f"see {plan.output / '.rankd' / 'collector.log'}")  # fmt: skip
+        return 1
+    print(f"all {len(pushed)} blocks of {plan.ranks} ranks are in {plan.output / 'merged.log'}")
+    return 0

@@ -1,0 +1,264 @@
+"""The outbox's bytes in a file that outlives the process: a bounded ring, mapped into memory.
+
+What has been copied into the mapping belongs to the system's page cache, so it is there after SIGKILL, without one
+system call for an append. It does not survive the machine.
+
+::
+
+    0     header      magic, version, where the ring starts, its size, length of the hello; checksum
+    64    tail A      where the oldest live record starts, its number; checksum
+    96    tail B      the same; written alternately, so that one is whole whenever the process dies
+    128   hello       the encoded Hello of this process: all that is needed to deliver the rest later
+    4096n ring        records: length, checksum of all else, number, payload; one may go on at the ring's start
+
+Offsets only ever grow (the place is `offset % capacity`), and so do the numbers: what a former lap left behind never
+has the number that is expected next, and recovery stops there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..collector.protocol.errors import ProtocolError, VersionError
+from ..collector.protocol.wire import MAX_ITEM_BYTES, Hello, decode_message, encode_message
+from .outbox import LEAST_STORE_BYTES, Entry
+
+__all__ = ["SPOOL_SUFFIX", "SPOOL_VERSION", "Spool", "find_spools"]
+
+SPOOL_SUFFIX = ".spool"
+SPOOL_VERSION = 1
+_MAGIC = b"rankdspl"
+_HEADER = struct.Struct("<8sIIQI")
+_HEADER_SUM = struct.Struct("<I")
+_TAIL = struct.Struct("<QQ")
+_TAIL_SUM = struct.Struct("<I")
+_TAIL_PLACES = (64, 96)
+_HELLO_PLACE = 128
+_RECORD = struct.Struct("<IIQ")
+_RECORD_HEAD = struct.Struct("<IQ")
+_PAGE = 4_096
+# A hello carries at most 64 facts; a header beyond this is not ours.
+_MAX_HELLO_BYTES = 2**17
+
+
+class Spool:
+    """A `Store` over a ring file. Make one with `create`, or with `open` from what a dead process has left."""
+
+    full_cause = "spool_full"
+
+    def __init__(self, path: Path, lock_fd: int, ring_start: int, capacity: int, hello: Hello) -> None:
+        """For `create` and `open`."""
+        self.path = path
+        self.hello = hello
+        self.entries: Sequence[Entry] = ()
+        """What `open` found that was not acknowledged, oldest first."""
+        self.next_seq = 1
+        """The number after the last that `open` found."""
+        self._lock_fd = lock_fd
+        self._start = ring_start
+        self._capacity = capacity
+        self._head = 0
+        self._tail = 0
+        self._tail_turn = 0
+        # The mapping keeps a duplicate of its descriptor, and would pass the lock on to children of a fork. So it gets
+        # an open file of its own, which has no lock.
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # Populated, so that the training thread does not meet each page for the first time.
+            self._map = mmap.mmap(fd, ring_start + capacity, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def create(cls, path: Path, size: int, hello: Hello) -> Spool:
+        """A new spool file of `size` bytes for records, readable by this user only.
+
+        Args:
+            path: must not exist; on a disk of this host (a mapping over a network file system may stall an append).
+            size: taken from the disk now, so that a full disk shows here and not as SIGBUS in the middle of training.
+            hello: who this process is; its `next_seq` does not matter.
+
+        Raises:
+            OSError: no room, no permission, or the file exists. The caller keeps its items in memory instead.
+            ValueError: `size` is below LEAST_STORE_BYTES.
+        """
+        if size < LEAST_STORE_BYTES:
+            raise ValueError(f"a spool needs at least {LEAST_STORE_BYTES} bytes, got {size}")
+        about = encode_message(hello)
+        ring_start = -(-(_HELLO_PLACE + len(about)) // _PAGE) * _PAGE
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(fd, 0, ring_start + size)
+            spool = cls(path, fd, ring_start, size, hello)
+        except BaseException:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        spool._write_header(about)
+        return spool
+
+    @classmethod
+    def open(cls, path: Path) -> Spool:
+        """Take over what a process that is gone has left: `hello`, and `entries` up to the first torn record.
+
+        Raises:
+            BlockingIOError: the process still lives.
+            OSError: it cannot be read.
+            VersionError: written by another version.
+            ProtocolError: not a spool, or its header was never finished.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ring_start, capacity, about = _read_header(path, fd)
+            hello = decode_message(about)
+            if not isinstance(hello, Hello):
+                raise ProtocolError(f"{path} does not say whose it is")
+            spool = cls(path, fd, ring_start, capacity, hello)
+        except BaseException:
+            os.close(fd)
+            raise
+        spool._recover()
+        return spool
+
+    # -- the store ----------------------------------------------------------------------------------------------------
+
+    def cost(self, size: int) -> int:
+        return size + _RECORD.size
+
+    def room(self) -> int:
+        return self._capacity - (self._head - self._tail)
+
+    def append(self, seq: int, raw: bytes, after: Entry | None) -> Entry:
+        size = len(raw)
+        where = self._tail if after is None else after.where + _RECORD.size + after.size
+        total = zlib.crc32(raw, zlib.crc32(_RECORD_HEAD.pack(size, seq)))
+        self._write(where + _RECORD.size, raw)
+        self._write(where, _RECORD.pack(size, total, seq))
+        self._head = where + _RECORD.size + size
+        return Entry(seq, where, size)
+
+    def read(self, entry: Entry) -> bytes:
+        return self._read(entry.where + _RECORD.size, entry.size)
+
+    def free(self, entry: Entry) -> None:
+        end = entry.where + _RECORD.size + entry.size
+        # The file says so before the bytes may be written over.
+        self._write_tail(end, entry.seq + 1)
+        self._tail = end
+
+    def close(self, *, delivered: bool) -> None:
+        if self._lock_fd < 0:
+            return
+        self._map.close()
+        if delivered:
+            # Before the lock is given up, so that nobody recovers a file that is about to go.
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+    def abandon(self) -> None:
+        # The lock lives as long as any copy of this descriptor: a worker that outlives its parent must not keep it.
+        # The mapping is left alone.
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+        self._lock_fd = -1
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _write(self, offset: int, raw: bytes) -> None:
+        at = offset % self._capacity
+        first = self._start + at
+        straight = self._capacity - at
+        if len(raw) <= straight:
+            self._map[first : first + len(raw)] = raw
+        else:
+            self._map[first : first + straight] = raw[:straight]
+            self._map[self._start : self._start + len(raw) - straight] = raw[straight:]
+
+    def _read(self, offset: int, size: int) -> bytes:
+        at = offset % self._capacity
+        first = self._start + at
+        straight = self._capacity - at
+        if size <= straight:
+            return self._map[first : first + size]
+        return self._map[first : first + straight] + self._map[self._start : self._start + size - straight]
+
+    def _write_header(self, about: bytes) -> None:
+        self._write_tail(0, 1)
+        self._map[_HELLO_PLACE : _HELLO_PLACE + len(about)] = about
+        head = _HEADER.pack(_MAGIC, SPOOL_VERSION, self._start, self._capacity, len(about))
+        whole = head + _HEADER_SUM.pack(zlib.crc32(about, zlib.crc32(head)))
+        self._map[: len(whole)] = whole
+
+    def _write_tail(self, offset: int, seq: int) -> None:
+        place = _TAIL_PLACES[self._tail_turn]
+        self._tail_turn ^= 1
+        tail = _TAIL.pack(offset, seq)
+        whole = tail + _TAIL_SUM.pack(zlib.crc32(tail))
+        self._map[place : place + len(whole)] = whole
+
+    def _read_tail(self) -> tuple[int, int]:
+        found: list[tuple[int, int, int]] = []
+        for turn, place in enumerate(_TAIL_PLACES):
+            tail = self._map[place : place + _TAIL.size]
+            (total,) = _TAIL_SUM.unpack_from(self._map, place + _TAIL.size)
+            if total == zlib.crc32(tail) and any(tail):
+                found.append((*_TAIL.unpack(tail), turn))
+        if not found:
+            raise ProtocolError(f"{self.path}: neither of its two tails is whole")
+        offset, seq, turn = max(found)
+        self._tail_turn = turn ^ 1
+        return offset, seq
+
+    def _recover(self) -> None:
+        try:
+            self._tail, seq = self._read_tail()
+        except ProtocolError:
+            self.close(delivered=False)
+            raise
+        entries = []
+        offset, end = self._tail, self._tail + self._capacity
+        while offset + _RECORD.size <= end:
+            size, total, found = _RECORD.unpack(self._read(offset, _RECORD.size))
+            if found != seq or size > MAX_ITEM_BYTES or offset + _RECORD.size + size > end:
+                break
+            raw = self._read(offset + _RECORD.size, size)
+            if zlib.crc32(raw, zlib.crc32(_RECORD_HEAD.pack(size, seq))) != total:
+                break
+            entries.append(Entry(seq, offset, size))
+            offset += _RECORD.size + size
+            seq += 1
+        self._head = offset
+        self.entries = entries
+        self.next_seq = seq
+
+
+def find_spools(directory: Path) -> list[Path]:
+    """The spool files in `directory`, those of living processes included; empty where there is no such directory."""
+    return sorted(directory.glob(f"*{SPOOL_SUFFIX}"))
+
+
+def _read_header(path: Path, fd: int) -> tuple[int, int, bytes]:
+    head = os.pread(fd, _HEADER.size + _HEADER_SUM.size, 0)
+    if len(head) < _HEADER.size + _HEADER_SUM.size or not head.startswith(_MAGIC):
+        raise ProtocolError(f"{path} is no spool file, or was never finished")
+    _, version, ring_start, capacity, length = _HEADER.unpack_from(head)
+    if version != SPOOL_VERSION:
+        raise VersionError(f"{path} is a spool of version {version}, this is version {SPOOL_VERSION}")
+    about = os.pread(fd, min(length, _MAX_HELLO_BYTES), _HELLO_PLACE)
+    (total,) = _HEADER_SUM.unpack_from(head, _HEADER.size)
+    if total != zlib.crc32(about, zlib.crc32(head[: _HEADER.size])):
+        raise ProtocolError(f"{path}: its header is damaged")
+    if capacity < LEAST_STORE_BYTES or os.fstat(fd).st_size < ring_start + capacity:
+        raise ProtocolError(f"{path} is shorter than its header says")
+    return ring_start, capacity, about

@@ -1,0 +1,52 @@
+"""The command `rankd`. Each subcommand is a module with `add_arguments(parser)` and `run(args) -> exit status`.
+
+Subcommands are attached by name and imported only when they are called: the collector does not depend on the other
+packages, and `rankd collect` starts without what `rankd simulate` needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from .protocol.errors import RankdError
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "collect": (".collect", "run the collector of an output directory"),
+    "simulate": ("..agent.simulate", "try network and disk before a job: real agents, made-up metrics, no MindSpore"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry point; returns the exit status: 0 well, 1 the command found something wrong, 2 it was called wrong."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    chosen, rest = parser.parse_args(argv[:1]), argv[1:]
+    module_name, help_line = _COMMANDS[chosen.command]
+    module = importlib.import_module(module_name, __package__)
+    command = argparse.ArgumentParser(prog=f"rankd {chosen.command}", description=help_line)
+    module.add_arguments(command)
+    try:
+        return int(module.run(command.parse_args(rest)))
+    except RankdError as e:
+        print(f"rankd {chosen.command}: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, _COMMANDS))
+    lines = "\n".join(f"  {name:{width}}  {help_line}" for name, (_, help_line) in _COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="rankd",
+        description="Rank-aware aggregation of training metrics for MindSpore.",
+        epilog=f"commands:\n{lines}\n\n`rankd COMMAND --help` says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=_COMMANDS, metavar="COMMAND", help="one of the commands below")
+    return parser

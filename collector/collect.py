@@ -1,0 +1,50 @@
+"""`rankd collect`: the collector of one output directory, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import sys
+from typing import Any
+
+from .config import RankdConfig
+from .protocol.errors import ConfigError
+from .server import Collector
+from .settings import load_yaml
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("output", nargs="?", help="output directory; default: rankd.output of the configuration")
+    parser.add_argument("--config", metavar="YAML", help="training YAML with a `rankd:` section")
+    parser.add_argument("--endpoint", metavar="tcp://HOST:PORT", help="where to listen; PORT * takes a free one")
+    parser.add_argument("--settings", choices=["-"], help="read the `rankd:` section as JSON from standard input")
+    parser.add_argument(
+        "--patience", type=float, metavar="SECONDS", help="end when no rank has come by then; default: wait for ever"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Collect until the run has ended; 0: all ranks have said goodbye, 1: some are missing, 128+N: signal N."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    config = RankdConfig.from_mapping(_section(args))
+    changes = {key: value for key in ("output", "endpoint") if (value := getattr(args, key)) is not None}
+    outcome = Collector(dataclasses.replace(config, **changes), patience=args.patience).run()
+    print(outcome.summary, flush=True)
+    return outcome.status
+
+
+def _section(args: argparse.Namespace) -> dict[str, Any]:
+    if args.settings is not None:
+        section = json.load(sys.stdin)
+    elif args.config is not None:
+        section = load_yaml(args.config).get("rankd") or {}
+    else:
+        section = {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"rankd: expected a section of keys, got {section!r}")
+    return section

@@ -1,0 +1,165 @@
+"""The `rankd:` section of the training YAML."""
+
+# ruff: noqa: RUF009 - `setting` declares a dataclass field, as dataclasses.field does
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from .settings import (
+    KIB,
+    MIB,
+    Kind,
+    Misfit,
+    Settings,
+    byte_size,
+    choice,
+    file_path,
+    flag,
+    misfit,
+    optional,
+    seconds,
+    setting,
+    subsection,
+)
+
+__all__ = ["JournalConfig", "RankdConfig", "SpoolConfig"]
+
+# One micro-step of a few hundred parameters takes some 10 kB; a smaller spool would drop even that.
+_MIN_SPOOL = 64 * KIB
+# A page; smaller segments would only cost files.
+_MIN_SEGMENT = 4 * KIB
+
+_ENDPOINT = 'null, or text "tcp://HOST:PORT" (PORT 1 to 65535, or * for any free one; an IPv6 HOST in brackets)'
+_LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
+
+
+def _endpoint() -> Kind[str]:
+    """`tcp://HOST:PORT`; a PORT of 0 becomes `*`, so that readers see one form of it."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str):
+            raise misfit(value, _ENDPOINT, wrong_type=True)
+        match = re.fullmatch(r"tcp://(\[[^\[\]]*\]|[^:/\[\]]*):(\*|\d{1,5})", value, re.ASCII)
+        if match is None:
+            raise misfit(value, _ENDPOINT, _endpoint_hint(value))
+        host, port = match[1], match[2]
+        problem = _host_problem(host)
+        if problem:
+            raise misfit(value, _ENDPOINT, problem)
+        if port != "*" and int(port) > 65_535:
+            raise misfit(value, _ENDPOINT, f"there is no port {port}")
+        return f"tcp://{host}:*" if port == "*" or int(port) == 0 else f"tcp://{host}:{int(port)}"
+
+    return Kind(_ENDPOINT, read)
+
+
+def _endpoint_hint(text: str) -> str:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return "it starts with tcp://"
+    if scheme != "tcp":
+        return f"only tcp:// is spoken, not {scheme[:16]}://"
+    if rest.count(":") > 1 and "[" not in rest:
+        return "an IPv6 address stands in brackets: tcp://[::1]:5555"
+    return "" if ":" in rest else "the port is missing: write :PORT, or :* for any free one"
+
+
+def _host_problem(host: str) -> str:
+    """Why no agent can connect to this host; empty if one can."""
+    if host in ("", "*", "0.0.0.0", "[::]"):  # noqa: S104 - refused here, not bound
+        return "HOST is what the agents connect to, so it must name one host"
+    try:
+        if host.startswith("["):
+            ipaddress.IPv6Address(host[1:-1])
+            return ""
+        if re.fullmatch(r"[0-9.]+", host):
+            ipaddress.IPv4Address(host)
+            return ""
+    except ValueError as error:
+        return f"no address: {error}"
+    return "" if _HOST_NAME.fullmatch(host) and len(host) <= 253 else "not a host name"
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolConfig(Settings):
+    """`rankd.spool`: the file beside each rank that keeps what the collector has not yet acknowledged.
+
+    Attributes:
+        directory: where the spool files lie; None: the agent chooses one on this node. Put it on a local disk or in
+            shared memory (/dev/shm), not on a network file system: the training thread writes it.
+        size: bytes each rank may keep there. What does not fit is dropped, counted, and stands in the log as a gap.
+    """
+
+    dotted: ClassVar[str] = "rankd.spool"
+
+    directory: Path | None = setting(optional(file_path()), None)
+    size: int = setting(byte_size(low=_MIN_SPOOL), 64 * MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalConfig(Settings):
+    """`rankd.journal`: the collector's journal, from which all logs are made.
+
+    Attributes:
+        segment_size: bytes after which a new segment file is begun.
+        durability: what an acknowledgement promises: `process`, that the record outlives the collector's process (the
+            kernel has it); `disk`, that it outlives the machine (fsync before each acknowledgement, slower).
+    """
+
+    dotted: ClassVar[str] = "rankd.journal"
+
+    segment_size: int = setting(byte_size(low=_MIN_SEGMENT), 64 * MIB)
+    durability: str = setting(choice("process", "disk"), "process")
+
+
+@dataclass(frozen=True, slots=True)
+class RankdConfig(Settings):
+    """The `rankd:` section: where the logs go, and how agents and collector treat each other.
+
+    Attributes:
+        output: directory of the logs, the journal and the connection file.
+        endpoint: where the collector listens and the agents connect, `tcp://HOST:PORT`, PORT `*` for any free one;
+            None: found through the environment or the connection file.
+        start_collector: rank 0 starts the collector when none runs for this output directory.
+        local_norm_kind: what `local_norm` means: `increment`, the growth of the accumulated gradient's norm in this
+            micro-step; `micro_batch`, the norm of the micro-batch's own gradient (as MindFormers 2.1 prints).
+        beat_interval: seconds between two beats of an agent.
+        lost_after: seconds without a beat after which a rank is given up, and the others no longer wait for it.
+        max_hold: seconds for which a rank that beats but does not get on may hold up the others' lines.
+        linger: seconds the collector waits, when all other ranks have said goodbye, for those that have not.
+        exit_timeout: seconds a training process waits at its exit for the last acknowledgements.
+        spool: see SpoolConfig.
+        journal: see JournalConfig.
+    """
+
+    dotted: ClassVar[str] = "rankd"
+
+    output: Path = setting(file_path(), Path("rankd-output"))
+    endpoint: str | None = setting(optional(_endpoint()), None)
+    start_collector: bool = setting(flag(), True)
+    local_norm_kind: str = setting(choice("increment", "micro_batch"), "increment")
+    beat_interval: float = setting(seconds(), 1.0)
+    lost_after: float = setting(seconds(), 60.0)
+    max_hold: float = setting(seconds(), 300.0)
+    linger: float = setting(seconds(zero=True), 10.0)
+    exit_timeout: float = setting(seconds(zero=True), 5.0)
+    spool: SpoolConfig = setting(subsection(SpoolConfig), SpoolConfig())
+    journal: JournalConfig = setting(subsection(JournalConfig), JournalConfig())
+
+    def conflicts(self) -> Iterator[Misfit]:
+        """A rank must be able to miss a beat without being given up or held out."""
+        for name in ("lost_after", "max_hold"):
+            value = getattr(self, name)
+            if value <= 2 * self.beat_interval:
+                yield Misfit(
+                    name,
+                    f"found {value}, allowed: more than twice beat_interval ({self.beat_interval}), "
+                    "so that one late beat costs nothing",
+                )

@@ -1,0 +1,83 @@
+"""The directory of a run: who may write there, which run it is, and how its collector is reached."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+from pathlib import Path
+
+from .protocol.errors import RankdError
+
+__all__ = ["Place"]
+
+
+class Place:
+    """`OUTPUT` and its `.rankd` folder, held by one collector at a time.
+
+    Args:
+        output: the run's output directory; made when it is missing.
+
+    Raises:
+        RankdError: the directory cannot be made or written, or another collector holds it; says which process.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.inner = output / ".rankd"
+        try:
+            self.inner.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.inner / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as e:
+            raise RankdError(f"the output directory {output} cannot be used: {e.strerror}; check rankd.output") from e
+        self._take_lock()
+
+    @property
+    def journal(self) -> Path:
+        return self.inner / "journal"
+
+    def run_id(self) -> str:
+        """The identity of the run that this directory holds; made at its first start."""
+        path = self.inner / "run"
+        if path.exists() and (known := path.read_text().strip()):
+            return known
+        fresh = secrets.token_hex(8)
+        _write_whole(path, fresh + "\n", 0o640)
+        return fresh
+
+    def publish(self, endpoint: str, run: str) -> None:
+        """Write the connection file, by which agents that see this directory find the collector."""
+        facts = {"version": 1, "endpoint": endpoint, "run": run, "pid": os.getpid(), "host": socket.gethostname()}
+        # 0600: it will also carry the run's key.
+        _write_whole(self.inner / "connection.json", json.dumps(facts) + "\n", 0o600)
+
+    def withdraw(self) -> None:
+        """Remove the connection file and let go of the directory."""
+        (self.inner / "connection.json").unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._lock, 64, 0).decode(errors="replace").strip()
+            os.close(self._lock)
+            raise RankdError(
+                f"another collector ({holder or 'unknown process'}) works in {self.output}; stop it, or choose another "
+                "rankd.output"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+
+def _write_whole(path: Path, text: str, mode: int) -> None:
+    """Write a small file so that a reader sees all of it or the one before."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+    beside.replace(path)

@@ -1,0 +1,64 @@
+"""What the constructors of records, items and messages check their arguments with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from .errors import LimitError, RecordError
+
+__all__ = ["MAX_ENTRIES", "MAX_STEP", "check_bytes", "check_int", "check_map", "check_number", "check_text", "shown"]
+
+# Steps and micro-steps fit a signed 64-bit column of any reader (Parquet, TensorBoard, SQL).
+MAX_STEP = 2**63 - 1
+# Of a map that rides on a message: versions, causes, host figures.
+MAX_ENTRIES = 64
+_MAX_KEY_BYTES = 128
+
+
+def shown(value: object) -> str:
+    """A value in an error's text, cut short. What a peer sent may be large or deep: no container is looked into."""
+    if isinstance(value, (str, bytes)):
+        return repr(value[:80]) + ("…" if len(value) > 80 else "")
+    return repr(value) if value is None or isinstance(value, (bool, int, float)) else type(value).__name__
+
+
+def check_int(what: str, value: object, low: int, high: int = MAX_STEP) -> None:
+    """Raise RecordError unless `value` is an integer (no bool) from `low` to `high`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise RecordError(f"{what} must be an integer from {low} to {high}, got {shown(value)}")
+
+
+def check_number(what: str, value: object, *, finite: bool = True) -> None:
+    """Raise RecordError unless `value` is a number (no bool), and a finite one unless told otherwise."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or (finite and not math.isfinite(value)):
+        raise RecordError(f"{what} must be a {'finite ' * finite}number, got {shown(value)}")
+
+
+def check_bytes(what: str, value: object) -> None:
+    """Raise RecordError unless `value` is bytes."""
+    if type(value) is not bytes:
+        raise RecordError(f"{what} must be bytes, got {shown(value)}")
+
+
+def check_text(what: str, text: object, most: int, *, empty: bool = False) -> None:
+    """Raise RecordError unless `text` is Unicode text, LimitError where it has more than `most` bytes in UTF-8."""
+    if not isinstance(text, str) or not (text or empty):
+        raise RecordError(f"{what} must be a {'' if empty else 'non-empty '}string, got {shown(text)}")
+    try:
+        size = len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError:
+        raise RecordError(f"{what} {shown(text)} is not valid Unicode (a lone surrogate)") from None
+    if size > most:
+        raise LimitError(f"{what} of {size} bytes, at most {most} are allowed: {shown(text)}")
+
+
+def check_map(what: str, value: object, check_value: Callable[[str, object], None]) -> None:
+    """Raise RecordError unless `value` maps a few short names to what `check_value` lets through."""
+    if not isinstance(value, Mapping):
+        raise RecordError(f"{what} must be a map, got {shown(value)}")
+    if len(value) > MAX_ENTRIES:
+        raise LimitError(f"{what} of {len(value)} entries, at most {MAX_ENTRIES} are allowed")
+    for key, entry in value.items():
+        check_text(f"{what}: a name", key, _MAX_KEY_BYTES)
+        check_value(f"{what}: {shown(key)}", entry)

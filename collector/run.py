@@ -1,0 +1,286 @@
+"""Pure: the state of a run. Journal entries go in, released blocks and comments come out.
+
+`Run` joins the intake (numbers, attempts) and the ordering (what may be released). What comes out is a function of the
+entries and of nothing else, so the same journal gives the same logs, byte for byte.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from .entries import Back, Ended, Entry, HeldOut, Lost, Opened, Stored
+from .intake import Admitted, Attempt, Intake, Session
+from .ordering import Key, Ordering, above, at
+from .protocol.records import Comment, Position, RankBlock
+from .protocol.wire import Block, Gap, Goodbye, Note, Table, decode_item
+
+__all__ = ["DONE", "RankState", "RankView", "Released", "Run"]
+
+Released: TypeAlias = RankBlock | Comment
+
+# The goodbye of a process that has come to its planned end; any other reason is a failure.
+DONE = "done"
+
+
+class RankState(enum.Enum):
+    """Where a rank stands."""
+
+    EXPECTED = "expected"  # part of the world, not heard yet in this attempt
+    LIVE = "live"
+    LOST = "lost"  # silent for lost_after
+    HELD_OUT = "held_out"  # alive, but held the others up for max_hold
+    FINISHED = "finished"  # said goodbye
+    CLOSED = "closed"  # not part of the newest attempt's world
+
+
+@dataclass(slots=True)
+class RankView:
+    """What is known of one rank: its state and its accounts (in records)."""
+
+    state: RankState = RankState.EXPECTED
+    position: Position | None = None
+    received: int = 0
+    written: int = 0
+    produced: int | None = None
+    dropped: dict[str, int] = field(default_factory=dict)
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """One block (or note) waiting for its position's release."""
+
+    session: Session
+    item: Block | Note | Gap
+
+
+class Run:
+    """The state of one run (one output directory)."""
+
+    def __init__(self) -> None:
+        self.intake = Intake()
+        self.ranks: dict[int, RankView] = {}
+        self.ended = False
+        self.first_failure: tuple[int, str] | None = None
+        self._ordering: Ordering[_Held] = Ordering()
+        # The attempt that each rank's log, and the merged log (None), was last told of.
+        self._announced: dict[int | None, int] = {}
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """All ranks of the newest attempt's world have said goodbye."""
+        attempt = self.intake.attempt
+        return attempt is not None and not self.missing()
+
+    def missing(self) -> list[int]:
+        """Ranks of the newest attempt's world that have not said goodbye."""
+        attempt = self.intake.attempt
+        world = range(attempt.world_size) if attempt else range(0)
+        return [r for r in world if self.ranks[r].state is not RankState.FINISHED]
+
+    def counting(self) -> frozenset[int]:
+        """The ranks that the release waits for."""
+        return self._ordering.counting()
+
+    def waiting(self) -> tuple[Key, frozenset[int]] | None:
+        """The lowest position that is held up, and the ranks that hold it up."""
+        return self._ordering.waiting()
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def apply(self, entry: Entry) -> list[Released]:
+        """Take one entry and return what it releases, in order."""
+        out: list[Released] = []
+        match entry:
+            case Stored():
+                out += self._stored(entry)
+            case Opened():
+                self._opened(entry)
+            case Lost():
+                out += self._lost(entry)
+            case HeldOut():
+                out += self._held_out(entry)
+            case Back():
+                out += self._back(entry)
+            case Ended():
+                return [*self._release(), *self._end()]
+        out += self._release()
+        return out
+
+    def admitted(self, admitted: Admitted) -> Stored:
+        """The entry for newly admitted items."""
+        return Stored(admitted.session.number, admitted.raws, admitted.items)
+
+    def _opened(self, entry: Opened) -> None:
+        self.ended = False
+        nobody_lives = not any(view.state is RankState.LIVE for view in self.ranks.values())
+        launch = self.intake.launch
+        session, opens = self.intake.open(entry.hello)
+        if opens:
+            self._begin_attempt(self.intake.attempts[-1])
+        elif nobody_lives and self.intake.launch != launch:
+            self._expect_all()
+        view = self.ranks[session.rank]
+        view.state, view.produced, view.reason = RankState.LIVE, None, ""
+        self._ordering.expect(session.rank)
+
+    def _begin_attempt(self, attempt: Attempt) -> None:
+        for rank in range(attempt.world_size):
+            self.ranks.setdefault(rank, RankView())
+        for rank, view in self.ranks.items():
+            if rank >= attempt.world_size:
+                view.state = RankState.CLOSED
+                self._ordering.drop(rank)
+        self._expect_all()
+
+    def _expect_all(self) -> None:
+        """A new start of the job: ranks that had ended or were lost are expected again."""
+        for rank, view in self.ranks.items():
+            if view.state in (RankState.FINISHED, RankState.LOST, RankState.EXPECTED):
+                view.state = RankState.EXPECTED
+                self._ordering.expect(rank)
+
+    def _stored(self, entry: Stored) -> Iterator[Released]:
+        session = self.intake.sessions[entry.session]
+        for item in entry.items or self._decoded(session, entry.raws):
+            session.stored = max(session.stored, item.seq)
+            match item:
+                case Block():
+                    yield from self._block(session, item)
+                case Note() | Gap():
+                    yield from self._note(session, item)
+                case Goodbye():
+                    yield from self._goodbye(session, item)
+                case Table():
+                    session.tables.define(item.table_id, item.table)
+
+    def _decoded(self, session: Session, raws: tuple[bytes, ...]) -> Iterator[Block | Note | Gap | Goodbye | Table]:
+        for raw in raws:
+            item = decode_item(raw, session.tables)
+            session.admitted = max(session.admitted, item.seq)
+            yield item
+
+    def _block(self, session: Session, block: Block) -> Iterator[Released]:
+        position, opens = self.intake.place(session, block)
+        if opens:
+            self._begin_attempt(self.intake.attempts[-1])
+        rank, key = session.rank, position.key
+        view = self.ranks[rank]
+        view.received += block.record_count
+        if block.frames:
+            yield from self._hold_or_late(session, position, block)
+        if not block.addendum:
+            view.position = position
+            self._ordering.raise_floor(rank, above(key) if block.complete else at(key))
+            self._catch_up(rank)
+
+    def _hold_or_late(self, session: Session, position: Position, item: Block | Note | Gap) -> Iterator[Released]:
+        held = _Held(session, item)
+        if self._ordering.is_late(position.key):
+            yield from self._rank_block(session.rank, position, [held], late=True)
+        else:
+            self._ordering.hold(session.rank, position.key, held)
+
+    def _catch_up(self, rank: int) -> None:
+        """A rank that was lost or held out counts again once it has passed what is already released."""
+        view, ordering = self.ranks[rank], self._ordering
+        caught_up = ordering.floor(rank) >= above(ordering.passed)
+        if caught_up and not ordering.counts(rank) and view.state in (RankState.HELD_OUT, RankState.LIVE):
+            view.state = RankState.LIVE
+            ordering.expect(rank)
+
+    def _note(self, session: Session, note: Note | Gap) -> Iterator[Released]:
+        if isinstance(note, Gap):
+            dropped = self.ranks[session.rank].dropped
+            dropped[note.cause] = dropped.get(note.cause, 0) + note.records
+            step, micro_step = note.last
+        else:
+            if note.kind == "exception" and self.first_failure is None:
+                self.first_failure = (session.rank, note.text)
+            step, micro_step = (note.step or session.step or 1), note.micro_step
+        position = Position(session.attempt, step, micro_step)
+        yield from self._hold_or_late(session, position, note)
+
+    def _goodbye(self, session: Session, goodbye: Goodbye) -> Iterator[Released]:
+        session.over = True
+        if self.intake.current(session.rank) is not session:
+            return
+        view = self.ranks[session.rank]
+        view.state, view.produced, view.reason = RankState.FINISHED, goodbye.produced, goodbye.reason
+        view.dropped = dict(goodbye.dropped)
+        self._ordering.drop(session.rank)
+        if goodbye.reason != DONE:
+            yield Comment(None, "rank_ended", f"rank {session.rank} ended early: {goodbye.reason}")
+
+    def _lost(self, entry: Lost) -> Iterator[Released]:
+        view = self.ranks[entry.rank]
+        view.state = RankState.LOST
+        self._ordering.drop(entry.rank)
+        last = "never heard" if view.position is None else f"last at {view.position}"
+        text = f"rank {entry.rank}: silent for {entry.silent:.0f} s, {last}; the log goes on without it"
+        yield Comment(None, "rank_lost", text)
+
+    def _held_out(self, entry: HeldOut) -> Iterator[Released]:
+        view = self.ranks[entry.rank]
+        view.state = RankState.HELD_OUT
+        self._ordering.drop(entry.rank)
+        text = f"rank {entry.rank}: has held the others up for {entry.held:.0f} s; the log goes on without it"
+        yield Comment(None, "rank_held_out", text)
+
+    def _back(self, entry: Back) -> Iterator[Released]:
+        self.ranks[entry.rank].state = RankState.LIVE
+        self._catch_up(entry.rank)
+        yield Comment(None, "rank_back", f"rank {entry.rank}: heard again")
+
+    # -- release ------------------------------------------------------------------------------------------------------
+
+    def _release(self) -> Iterator[Released]:
+        for key, by_rank in self._ordering.release():
+            position = Position.from_key(key)
+            yield from self._announce(None, position.attempt)
+            for rank, held in by_rank:
+                yield from self._rank_block(rank, position, held)
+
+    def _rank_block(self, rank: int, position: Position, held: list[_Held], late: bool = False) -> Iterator[Released]:
+        if not late:
+            yield from self._announce(rank, position.attempt)
+        blocks = [h.item for h in held if isinstance(h.item, Block)]
+        frames = tuple(frame for block in blocks for frame in block.frames)
+        comments = tuple(_comment(rank, h.item) for h in held if not isinstance(h.item, Block))
+        self.ranks[rank].written += sum(frame.record_count for frame in frames)
+        time = blocks[-1].time if blocks else 0.0
+        yield RankBlock(rank, position, frames, comments, late, held[-1].session.hello.total_steps, time)
+
+    def _announce(self, who: int | None, attempt: int) -> Iterator[Released]:
+        if self._announced.get(who, 0) < attempt:
+            self._announced[who] = attempt
+            yield Comment(who, "attempt", f"{attempt} world_size {self.intake.attempts[attempt - 1].world_size}")
+
+    def _end(self) -> Iterator[Released]:
+        self.ended = True
+        for rank in self.missing():
+            yield Comment(None, "missing", f"rank {rank}: no goodbye ({self.ranks[rank].state.value})")
+        if self.first_failure is not None:
+            rank, text = self.first_failure
+            yield Comment(None, "first_failure", f"rank {rank}: {text}")
+        written = sum(view.written for view in self.ranks.values())
+        dropped = sum(sum(view.dropped.values()) for view in self.ranks.values())
+        text = f"attempt {len(self.intake.attempts)}: {written} records of {len(self.ranks)} ranks, {dropped} dropped"
+        yield Comment(None, "end", text)
+
+
+def _comment(rank: int, item: Block | Note | Gap) -> Comment:
+    if isinstance(item, Note):
+        return Comment(rank, item.kind, item.text)
+    assert isinstance(item, Gap)
+    first, last = (_where(*ends) for ends in (item.first, item.last))
+    return Comment(rank, "gap", f"{item.records} records from {first} to {last} are missing ({item.cause})")
+
+
+def _where(step: int, micro_step: int | None) -> str:
+    return f"step {step}" if micro_step is None else f"step {step} micro_step {micro_step}"

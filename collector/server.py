@@ -1,0 +1,358 @@
+"""The collector's shell: sockets, clock and signals around the pure parts. Startup, loop, shutdown.
+
+One thread does everything. A turn of the loop takes what has arrived, stores it in the journal with one write,
+acknowledges it, applies it to the run, and hands what that releases to the sink. When the journal or the sink cannot
+write (disk full), the turn is repeated until it can; meanwhile nothing is received, so the agents' windows close and
+their spools fill: nothing is lost that they can hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import zmq
+
+from .config import RankdConfig
+from .entries import Ended, Entry, Opened, Stored, decode_entry, encode_entry
+from .intake import Session
+from .journal import Journal
+from .liveness import Liveness
+from .place import Place
+from .protocol.errors import ProtocolError, RankdError, VersionError
+from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
+from .run import RankState, Run
+from .sinks.sink import Sink
+from .sinks.speclog import SpecLogSink
+
+__all__ = ["Collector", "Outcome"]
+
+log = logging.getLogger("rankd.collector")
+
+# How long one turn waits for something to arrive; bounds how late a lost rank or a signal is noticed.
+_TICK = 0.1
+# What one turn takes at most, so that acknowledgements are never far behind.
+_TURN_MESSAGES = 512
+_TURN_BYTES = 4 * 2**20
+# How often a write that failed is tried again.
+_RETRY = 0.5
+# How long the last acknowledgements may take to leave at the end.
+_LINGER_MS = 2_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a collector ended: its exit status, and the summary for a person."""
+
+    status: int
+    summary: str
+
+
+class _StopRequestedError(Exception):
+    """A signal asked the collector to end."""
+
+
+class Collector:
+    """One collector for one output directory.
+
+    Args:
+        config: the `rankd:` section.
+        patience: seconds to wait for the very first rank; None: for ever (a collector that runs as a service).
+
+    Raises:
+        RankdError: the output directory, the journal or the endpoint cannot be used.
+    """
+
+    def __init__(self, config: RankdConfig, *, patience: float | None = None) -> None:
+        self._config = config
+        self._patience = patience
+        self._place = Place(Path(config.output))
+        self._run_id = self._place.run_id()
+        self._journal = Journal(
+            self._place.journal, segment_size=config.journal.segment_size, durability=config.journal.durability
+        )
+        self._sink: Sink = SpecLogSink(self._place.output)
+        self._run = Run()
+        self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold)
+        self._peers: dict[bytes, Session] = {}
+        self._refusals: Counter[str] = Counter()
+        self._signal = 0
+        self._recover()
+        self._context = zmq.Context()
+        self._socket = self._bind()
+
+    # -- startup ------------------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Make the run's state again from the journal, and complete what the logs miss."""
+        self._sink.resume({})
+        for payload in self._journal.replay():
+            self._sink.write(self._run.apply(decode_entry(payload)))
+        self._sink.settle()
+        if self._run.intake.sessions:
+            log.info("recovered %d sessions from the journal", len(self._run.intake.sessions))
+
+    def _bind(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        # Half-open connections (a node that vanished) are closed by libzmq itself.
+        beat = max(1, int(self._config.beat_interval * 1_000))
+        for option, value in ((zmq.HEARTBEAT_IVL, beat), (zmq.HEARTBEAT_TIMEOUT, 10 * beat)):
+            socket.setsockopt(option, value)
+        wanted = self._config.endpoint or "tcp://127.0.0.1:*"
+        try:
+            socket.bind(wanted)
+        except zmq.ZMQError as e:
+            socket.close(0)
+            self._context.term()
+            raise RankdError(f"cannot listen on {wanted}: {e.strerror}; check rankd.endpoint") from e
+        return socket
+
+    @property
+    def endpoint(self) -> str:
+        """Where the agents connect to."""
+        # A dual-stack socket reports an IPv4 address as an IPv6 one that not every agent's host can reach.
+        return re.sub(r"\[::ffff:([0-9.]+)(%\d+)?\]", r"\1", self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    # -- loop ---------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Serve until all ranks have said goodbye, or are missing for too long, or a signal comes."""
+        self._place.publish(self.endpoint, self._run_id)
+        log.info("collecting for %s on %s", self._place.output, self.endpoint)
+        with self._signals():
+            try:
+                status = self._serve()
+            except _StopRequestedError:
+                status = 128 + self._signal
+            finally:
+                self._shut()
+        return Outcome(status, self._summary(status))
+
+    def _serve(self) -> int:
+        started = time.monotonic()
+        quiet_since: float | None = None
+        while True:
+            drained = self._turn()
+            now = time.monotonic()
+            if self._run.finished and not self._run.ended:
+                self._commit([Ended()])
+                return 0
+            quiet_since = (quiet_since or now) if self._nobody_left() else None
+            if quiet_since is not None and now - quiet_since >= self._config.linger:
+                self._commit([Ended()])
+                return 1
+            never_heard = not self._peers and not self._run.counting()
+            if never_heard and self._patience is not None and now - started > self._patience:
+                log.error("no rank has said hello for %.0f s; giving up", self._patience)
+                return 1
+            if drained:
+                self._commit(list(self._liveness.due(now, self._run.counting(), self._run.waiting())))
+
+    def _nobody_left(self) -> bool:
+        """No rank is alive or expected, but some have not said goodbye."""
+        waiting_states = (RankState.LIVE, RankState.EXPECTED, RankState.HELD_OUT)
+        states = [view.state for view in self._run.ranks.values()]
+        return bool(states) and not self._run.ended and not any(state in waiting_states for state in states)
+
+    def _turn(self) -> bool:
+        """Take what has arrived; True: there was no more."""
+        if self._signal:
+            raise _StopRequestedError
+        if not self._socket.poll(int(_TICK * 1_000)):
+            return True
+        entries: list[Entry] = []
+        touched: dict[bytes, Session] = {}
+        taken = 0
+        for _ in range(_TURN_MESSAGES):
+            try:
+                peer, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._store(entries, touched)
+                return True
+            taken += sum(map(len, parts))
+            self._take(peer, parts, entries, touched)
+            if taken > _TURN_BYTES:
+                break
+        self._store(entries, touched)
+        return False
+
+    def _take(self, peer: bytes, parts: list[bytes], entries: list[Entry], touched: dict[bytes, Session]) -> None:
+        """One message of one peer; its entries are added to `entries`, for `_store`."""
+        try:
+            if len(parts) != 1:
+                raise ProtocolError(f"a message has one part, got {len(parts)}")
+            message = decode_message(parts[0])
+            session = self._peers.get(peer)
+            match message:
+                case Hello():
+                    # A hello changes who is who; what came before it is stored first.
+                    self._store(entries, touched)
+                    self._hello(peer, message)
+                case Data() if session is not None:
+                    self._data(session, message, entries)
+                    touched[peer] = session
+                case Beat() if session is not None:
+                    self._heard(session, entries)
+                case Data() | Beat():
+                    self._send(peer, Who())
+                case _:
+                    raise ProtocolError(f"an agent does not send {type(message).__name__}")
+        except ProtocolError as e:
+            self._refuse(peer, e)
+
+    def _hello(self, peer: bytes, hello: Hello) -> None:
+        if hello.run not in ("", self._run_id):
+            reason = f"this is the collector of run {self._run_id} ({self._place.output}), not of run {hello.run}"
+            self._send(peer, Refused(reason, retry=True))
+            return
+        objection = self._run.intake.objection(hello, self._is_alive)
+        if objection is not None:
+            log.warning("refused rank %d: %s", hello.rank, objection.reason)
+            self._send(peer, objection)
+            return
+        session = self._run.intake.session(hello.session)
+        if session is None:
+            self._commit([Opened(hello)])
+            self._liveness.rejoined(hello.rank, time.monotonic())
+            session = self._run.intake.session(hello.session)
+            assert session is not None
+        self._peers = {p: s for p, s in self._peers.items() if s.rank != hello.rank}
+        self._peers[peer] = session
+        self._send(peer, Welcome(self._run_id, session.stored, self._config.beat_interval))
+
+    def _is_alive(self, session: Session) -> bool:
+        view = self._run.ranks[session.rank]
+        # Three beats: a process that was killed is taken for dead long before it counts as lost.
+        silent = self._liveness.silent(session.rank, time.monotonic())
+        return view.state in (RankState.LIVE, RankState.HELD_OUT) and silent < 3 * self._config.beat_interval
+
+    def _data(self, session: Session, data: Data, entries: list[Entry]) -> None:
+        self._heard(session, entries)
+        admitted = self._run.intake.admit(session, data.items)
+        if admitted.raws:
+            entries.append(Stored(session.number, admitted.raws, admitted.items))
+
+    def _heard(self, session: Session, entries: list[Entry]) -> None:
+        back = self._liveness.heard(session.rank, time.monotonic())
+        if back is not None:
+            entries.append(back)
+
+    def _refuse(self, peer: bytes, error: ProtocolError) -> None:
+        """A peer's fault: say so, count it, and forget the peer; the others are not disturbed."""
+        kind = "version" if isinstance(error, VersionError) else "protocol"
+        self._refusals[kind] += 1
+        session = self._peers.pop(peer, None)
+        who = f"peer {peer.hex()}" if session is None else f"rank {session.rank} ({session.hello.host})"
+        if self._refusals[kind] <= 10:
+            log.warning("refused %s: %s", who, error)
+        self._send(peer, Refused(str(error)[:1_000], retry=False))
+
+    def _send(self, peer: bytes, message: Message) -> None:
+        # A peer that has gone, or does not read, costs itself the message; it says hello again when it is back.
+        self._socket.send_multipart([peer, encode_message(message)], zmq.NOBLOCK)
+
+    # -- storing ------------------------------------------------------------------------------------------------------
+
+    def _store(self, entries: list[Entry], touched: dict[bytes, Session]) -> None:
+        """Journal, acknowledge, apply and write; empties both arguments."""
+        self._append(entries)
+        for peer, session in touched.items():
+            self._send(peer, Ack(session.admitted))
+        self._apply(entries)
+        entries.clear()
+        touched.clear()
+
+    def _commit(self, entries: list[Entry]) -> None:
+        """Journal, apply and write."""
+        self._append(entries)
+        self._apply(entries)
+
+    def _append(self, entries: list[Entry]) -> None:
+        payloads = [encode_entry(entry) for entry in entries]
+        self._until_possible("the journal", lambda: self._journal.append(payloads))
+
+    def _apply(self, entries: list[Entry]) -> None:
+        released = [item for entry in entries for item in self._run.apply(entry)]
+        if not released:
+            return
+        try:
+            self._sink.write(released)
+        except OSError as e:
+            self._report_trouble("the logs", e)
+            self._until_possible("the logs", self._sink.retry)
+
+    def _until_possible(self, what: str, write: Callable[[], None]) -> None:
+        reported = False
+        while True:
+            try:
+                write()
+            except OSError as e:
+                if not reported:
+                    self._report_trouble(what, e)
+                    reported = True
+                if self._signal:
+                    raise _StopRequestedError from e
+                time.sleep(_RETRY)
+            else:
+                if reported:
+                    log.warning("%s can be written again; going on", what)
+                return
+
+    def _report_trouble(self, what: str, error: OSError) -> None:
+        free = os.statvfs(self._place.output)
+        log.warning(
+            "%s in %s cannot be written (%s; %d bytes free there): nothing is lost while the ranks can hold it; "
+            "make room and it goes on",
+            what,
+            self._place.output,
+            error.strerror,
+            free.f_bavail * free.f_frsize,
+        )
+
+    # -- shutdown -----------------------------------------------------------------------------------------------------
+
+    def _shut(self) -> None:
+        self._place.withdraw()
+        self._socket.close(_LINGER_MS)
+        self._context.term()
+        self._sink.close()
+        self._journal.close()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT end the loop between two turns; the handlers are borrowed and given back."""
+
+        def note(number: int, _: FrameType | None) -> None:
+            self._signal = number
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _summary(self, status: int) -> str:
+        lines = ["rank  state     last position                  written  produced  dropped"]
+        for rank, view in sorted(self._run.ranks.items()):
+            dropped = ", ".join(f"{n} {cause}" for cause, n in sorted(view.dropped.items())) or "0"
+            produced = "?" if view.produced is None else str(view.produced)
+            where = str(view.position or "-")
+            lines.append(f"{rank:4}  {view.state.value:8}  {where:28}  {view.written:8}  {produced:>8}  {dropped}")
+        if missing := self._run.missing():
+            lines.append(f"no goodbye from: {', '.join(map(str, missing))}")
+        if self._refusals:
+            lines.append("refused: " + ", ".join(f"{n} × {kind}" for kind, n in sorted(self._refusals.items())))
+        lines.append(f"logs: {self._place.output / 'merged.log'} (status {status})")
+        return "\n".join(lines)

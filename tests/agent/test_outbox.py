@@ -1,0 +1,292 @@
+"""The outbox alone: numbers, bounds, window, gaps, goodbye, under any interleaving of its calls."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rankd.agent.outbox import LEAST_STORE_BYTES, MAX_HELD_ITEMS, RESERVE_BYTES, MemoryStore, Outbox, Store
+from rankd.agent.spool import Spool
+from rankd.collector.protocol.errors import ProtocolError
+from rankd.collector.protocol.wire import (
+    Gap,
+    Goodbye,
+    Hello,
+    Item,
+    Note,
+    Tables,
+    decode_item,
+    encode_item,
+    number_item,
+)
+
+HELLO = Hello(bytes(range(16)), "run", 0, 2, 1, "here", 1, 0.0)
+
+
+def note(text: str, size: int = 0) -> bytes:
+    """An item that is told from others by its text, of at least `size` bytes."""
+    return encode_item(Note(0, 1, None, "test", text.ljust(size, "."), 0.0))
+
+
+def decoded(raws: tuple[bytes, ...]) -> list[Item]:
+    return [decode_item(raw, Tables()) for raw in raws]
+
+
+def drained(outbox: Outbox) -> list[Item]:
+    """All that the outbox still delivers to a collector that acknowledges at once."""
+    out: list[Item] = []
+    while items := decoded(outbox.take()):
+        out += items
+        outbox.acked(items[-1].seq)
+    return out
+
+
+@pytest.fixture(params=["memory", "spool"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made: Store
+    if request.param == "memory":
+        made = MemoryStore(LEAST_STORE_BYTES)
+    else:
+        made = Spool.create(tmp_path / "x.spool", LEAST_STORE_BYTES, HELLO)
+    yield made
+    made.close(delivered=True)
+
+
+def test_numbers_start_at_one_and_items_keep_their_order(store: Store) -> None:
+    """Items come out in the order they were put, numbered 1, 2, 3."""
+    outbox = Outbox(store)
+    assert outbox.put((note("a"), note("b")))
+    assert outbox.put((note("c"),))
+    items = drained(outbox)
+    assert [i.seq for i in items] == [1, 2, 3]
+    assert [i.text for i in items if isinstance(i, Note)] == ["a", "b", "c"]
+
+
+def test_a_block_that_does_not_fit_is_refused_whole(store: Store) -> None:
+    """Of several items that belong together either all are accepted or none, and no number is used up."""
+    outbox = Outbox(store)
+    assert not outbox.put((note("small"), note("large", LEAST_STORE_BYTES)), records=7, at=(3, 2))
+    assert outbox.next_seq == 1
+    assert outbox.statistics().dropped == {store.full_cause: 7}
+    assert outbox.take() == ()
+
+
+def test_a_gap_comes_before_the_next_accepted_block(store: Store) -> None:
+    """What was refused stands as one gap, from its first to its last position, before what follows it."""
+    outbox = Outbox(store)
+    size = LEAST_STORE_BYTES
+    assert outbox.put((note("a"),), records=1, at=(1, 1))
+    assert not outbox.put((note("b", size),), records=10, at=(1, 2))
+    assert not outbox.put((note("c", size),), records=5, at=(2, None))
+    assert outbox.put((note("d"),), records=1, at=(3, 1))
+    _, gap, last = drained(outbox)
+    assert gap == Gap(2, store.full_cause, 15, (1, 2), (2, None))
+    assert isinstance(last, Note)
+    assert (last.seq, last.text) == (3, "d")
+    assert outbox.put((note("e"),))
+    assert len(drained(outbox)) == 1
+
+
+def test_goodbye_fits_into_a_full_store(store: Store) -> None:
+    """However full the store is and however many causes there are, the gaps and the goodbye are put."""
+    outbox = Outbox(store)
+    while outbox.put((note("x", 100),), records=1, at=(1, 1)):
+        pass
+    while outbox.put((note("x"),), records=1, at=(1, 1)):
+        pass
+    for i in range(20):
+        outbox.drop(f"{'cause ' * 9}{i}", 2**50, (2**62, 2**62))
+    outbox.finish("é" * 5_000, 1.0)
+    *_, goodbye = drained(outbox)
+    assert isinstance(goodbye, Goodbye)
+    counts = outbox.statistics()
+    assert goodbye.produced == counts.produced
+    assert goodbye.dropped == counts.dropped
+    assert sum(goodbye.dropped.values()) == 20 * 2**50 + 2
+
+
+def test_nothing_follows_the_goodbye() -> None:
+    """A put after the end is refused and counted; a second finish changes nothing."""
+    outbox = Outbox(MemoryStore(LEAST_STORE_BYTES))
+    outbox.finish("end", 0.0)
+    outbox.finish("again", 0.0)
+    assert not outbox.put((note("late"),), records=2, at=(1, 1))
+    assert outbox.statistics().dropped == {"finished": 2}
+    assert len(drained(outbox)) == 1
+
+
+def test_tiny_items_are_bounded_by_number() -> None:
+    """The index, which lies in memory whatever the store, holds no more than MAX_HELD_ITEMS."""
+    outbox = Outbox(MemoryStore(2**30))
+    assert outbox.put([note("")] * MAX_HELD_ITEMS)
+    assert not outbox.put((note(""),), records=1, at=(1, 1))
+    assert outbox.statistics().dropped == {"outbox_full": 1}
+
+
+def test_window_bounds_what_is_in_flight() -> None:
+    """No more than the window is in flight, except for a single item that is larger."""
+    outbox = Outbox(MemoryStore(2**20), window_bytes=1_000)
+    for _ in range(10):
+        outbox.put((note("x", 400),))
+    assert len(outbox.take()) == 2
+    assert len(outbox.take()) == 0
+    assert not outbox.has_sendable
+    outbox.acked(1)
+    assert outbox.has_sendable
+    outbox.acked(10)
+    outbox.put((note("x", 5_000),))
+    assert len(outbox.take()) == 1
+
+
+def test_batches_are_cut_at_their_size() -> None:
+    """A batch holds no more than was asked for, but at least one item."""
+    outbox = Outbox(MemoryStore(2**20))
+    for _ in range(10):
+        outbox.put((note("x", 400),))
+    assert len(outbox.take(1_000)) == 2
+    assert len(outbox.take(10)) == 1
+
+
+@pytest.mark.parametrize("call", ["acked", "rewind"])
+def test_an_acknowledgement_of_what_does_not_exist_is_the_peers_fault(call: str) -> None:
+    """A number beyond the last frees nothing."""
+    outbox = Outbox(MemoryStore(LEAST_STORE_BYTES))
+    outbox.put((note("a"),))
+    outbox.take()
+    with pytest.raises(ProtocolError, match="acknowledges item 2"):
+        getattr(outbox, call)(2)
+    assert outbox.held_items == 1
+
+
+def test_a_store_too_small_is_refused() -> None:
+    """A bound below the least of use is an error that names it."""
+    with pytest.raises(ValueError, match=str(LEAST_STORE_BYTES)):
+        MemoryStore(LEAST_STORE_BYTES - 1)
+
+
+def test_an_item_is_numbered_once() -> None:
+    """A number cannot be given over another one, and large numbers read back."""
+    raw = number_item(note("a"), 2**40)
+    assert decoded((raw,))[0].seq == 2**40
+    with pytest.raises(ValueError, match="once"):
+        number_item(raw, 2)
+
+
+def test_abandoned_outbox_does_nothing() -> None:
+    """After a fork the child's outbox refuses without a lock, and changes no count."""
+    outbox = Outbox(MemoryStore(LEAST_STORE_BYTES))
+    outbox.put((note("a"),), records=1)
+    outbox._lock.acquire()  # the parent's sender held it when the process was forked
+    outbox.abandon()
+    assert not outbox.put((note("b"),), records=1)
+    outbox.drop("x", 1)
+    outbox.finish("end", 0.0)
+    outbox.close()
+    assert outbox.take() == ()
+    assert outbox.statistics().produced == 1
+
+
+def test_two_threads_lose_nothing() -> None:
+    """One thread puts while another takes and acknowledges; all arrives once, in order."""
+    outbox = Outbox(MemoryStore(2**20))
+    got: list[int] = []
+
+    def deliver() -> None:
+        while len(got) < 5_000:
+            items = decoded(outbox.take(2_000))
+            got.extend(i.seq for i in items)
+            if items:
+                outbox.acked(items[-1].seq)
+
+    thread = threading.Thread(target=deliver, daemon=True)
+    thread.start()
+    for _ in range(5_000):
+        while not outbox.put((note("x", 50),)):
+            outbox._pending.clear()  # retried, so nothing is missing
+    thread.join(30)
+    assert got == list(range(1, 5_001))
+    assert outbox.held_items == 0
+
+
+class Delivery(RuleBasedStateMachine):
+    """An outbox, a wire that may break, and a journal that checks: nothing lost, nothing twice, no holes."""
+
+    @initialize(spooled=st.booleans(), window=st.integers(200, 5_000))
+    def begin(self, spooled: bool, window: int) -> None:
+        self.directory = tempfile.TemporaryDirectory()
+        store: Store = MemoryStore(LEAST_STORE_BYTES)
+        if spooled:
+            store = Spool.create(Path(self.directory.name) / "x.spool", LEAST_STORE_BYTES, HELLO)
+        self.outbox = Outbox(store, window)
+        self.accepted: list[str] = []
+        self.wire: list[list[Item]] = []
+        self.journal: list[Item] = []
+        self.names = iter(range(10**9))
+
+    @rule(sizes=st.lists(st.integers(1, 4_000), min_size=1, max_size=4), step=st.integers(1, 9))
+    def put(self, sizes: list[int], step: int) -> None:
+        texts = [f"{next(self.names)}".ljust(size, ".") for size in sizes]
+        if self.outbox.put([note(text) for text in texts], records=len(sizes), at=(step, 1)):
+            self.accepted += texts
+
+    @rule(records=st.integers(1, 5))
+    def drop(self, records: int) -> None:
+        self.outbox.drop("too_large", records, (1, None))
+
+    @rule(size=st.integers(1, 5_000))
+    def take(self, size: int) -> None:
+        if items := decoded(self.outbox.take(size)):
+            self.wire.append(items)
+
+    @precondition(lambda self: bool(self.wire))
+    @rule()
+    def arrive(self) -> None:
+        for item in self.wire.pop(0):
+            if item.seq > len(self.journal):
+                assert item.seq == len(self.journal) + 1, "a hole"
+                self.journal.append(item)
+
+    @rule(back=st.integers(0, 3))
+    def acknowledge(self, back: int) -> None:
+        self.outbox.acked(max(0, len(self.journal) - back))
+
+    @rule()
+    def reconnect(self) -> None:
+        self.wire.clear()
+        self.outbox.rewind(len(self.journal))
+
+    @invariant()
+    def bounded(self) -> None:
+        counts = self.outbox.statistics()
+        assert counts.held_bytes <= LEAST_STORE_BYTES - RESERVE_BYTES
+        assert counts.acked_seq + counts.held_items == counts.last_seq
+
+    def teardown(self) -> None:
+        if not hasattr(self, "outbox"):
+            return
+        self.outbox.finish("end", 0.0)
+        while self.outbox.held_items:
+            self.reconnect()
+            while items := decoded(self.outbox.take()):
+                self.wire.append(items)
+                self.arrive()
+                self.outbox.acked(len(self.journal))
+        counts = self.outbox.statistics()
+        assert [i.text for i in self.journal if isinstance(i, Note)] == self.accepted
+        assert sum(i.records for i in self.journal if isinstance(i, Gap)) == sum(counts.dropped.values())
+        assert counts.produced == len(self.accepted) + sum(counts.dropped.values())
+        assert isinstance(self.journal[-1], Goodbye)
+        self.outbox.close()
+        assert not list(Path(self.directory.name).iterdir())
+        self.directory.cleanup()
+
+
+TestDelivery = Delivery.TestCase
+TestDelivery.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -1,0 +1,298 @@
+"""Journal entries in, released blocks and comments out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankd.collector.entries import Back, Ended, HeldOut, Lost
+from rankd.collector.protocol.errors import ProtocolError
+from rankd.collector.protocol.records import Comment, Frame, Position, RankBlock
+from rankd.collector.protocol.wire import Block, encode_item
+from rankd.collector.run import RankState, Released
+
+from .streams import Core, Training, hello, training
+
+
+def where(released: list[Released]) -> list[tuple[int, int, int | None, int]]:
+    """(attempt, step, micro_step, rank) of the blocks."""
+    blocks = [b for b in released if isinstance(b, RankBlock)]
+    return [(b.position.attempt, b.position.step, b.position.micro_step, b.rank) for b in blocks]
+
+
+def comments(released: list[Released], kind: str) -> list[Comment]:
+    return [c for c in released if isinstance(c, Comment) and c.kind == kind]
+
+
+def in_one_go(trainings: list[Training]) -> Core:
+    """Each rank's items at once, one rank after the other."""
+    core = Core()
+    for one in trainings:
+        core.open(one)
+    for one in trainings:
+        core.deliver(one)
+    core.apply(Ended())
+    return core
+
+
+def test_blocks_come_by_step_micro_step_and_rank() -> None:
+    """Step-level blocks come after the last micro-step of their step; ranks in order within each position."""
+    core = in_one_go([training(rank, 2) for rank in (1, 0)])
+    assert where(core.released) == [
+        (1, step, micro, rank) for step in (1, 2) for micro in (1, 2, None) for rank in (0, 1)
+    ]
+
+
+def test_each_log_is_told_its_attempt_first() -> None:
+    """The run's attempt comment comes first, then each rank's own before its first block."""
+    core = in_one_go([training(rank, 2) for rank in (0, 1)])
+    assert core.released[0] == Comment(None, "attempt", "1 world_size 2")
+    assert comments(core.released, "attempt")[1:] == [Comment(r, "attempt", "1 world_size 2") for r in (0, 1)]
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_interleaving_duplication_and_delay_gives_the_same_log(data: st.DataObject) -> None:
+    """Promise 1: up to 8 ranks, items in any mixture, resent from any earlier point, delayed to the end."""
+    world = data.draw(st.integers(1, 8))
+    trainings = [training(rank, world, steps=(1, 2), micro_steps=2) for rank in range(world)]
+    expected = in_one_go(trainings)
+    core = Core()
+    for rank in data.draw(st.permutations(range(world))):
+        core.open(trainings[rank])
+    sent = dict.fromkeys(range(world), 0)
+    while pending := [r for r in range(world) if sent[r] < len(trainings[r].items)]:
+        rank = data.draw(st.sampled_from(pending))
+        start = data.draw(st.integers(0, sent[rank]))
+        stop = data.draw(st.integers(sent[rank] + 1, len(trainings[rank].items)))
+        core.deliver(trainings[rank], start, stop)
+        sent[rank] = stop
+    core.apply(Ended())
+    assert core.released == expected.released
+    assert core.replayed() == core.released
+
+
+def test_a_hole_in_the_numbers_is_the_peers_fault() -> None:
+    """An item whose predecessor is missing is refused, and nothing of the batch is taken."""
+    core = Core()
+    one = training(0, 1)
+    core.open(one)
+    core.deliver(one, 0, 1)
+    with pytest.raises(ProtocolError, match="item 2 is missing, got 3"):
+        core.deliver(one, 2)
+    core.deliver(one)
+    assert len(where(core.released)) == 6
+
+
+def test_a_lost_rank_is_named_and_the_others_flow() -> None:
+    """After `lost` the held positions come, and the log says which rank is missing and where it was."""
+    core = Core()
+    ranks = [training(rank, 3, goodbye=None) for rank in range(3)]
+    for one in ranks:
+        core.open(one)
+    core.deliver(ranks[0])
+    core.deliver(ranks[1])
+    core.deliver(ranks[2], 0, 2)
+    assert where(core.released)[-1] == (1, 1, 1, 2)
+    out = core.apply(Lost(2, 61.0))
+    assert comments(out, "rank_lost")[0].text.startswith("rank 2: silent for 61 s, last at attempt 1 step 1 micro_step")
+    assert where(out)[-1] == (1, 2, None, 1)
+
+
+def test_what_a_lost_rank_brings_later_is_marked_and_in_its_own_order() -> None:
+    """Blocks below the released position are late; once the rank has caught up it counts again."""
+    core = Core()
+    ranks = [training(rank, 2, steps=(1, 2, 3), goodbye=None) for rank in range(2)]
+    for one in ranks:
+        core.open(one)
+    core.apply(Lost(1, 61.0))
+    core.deliver(ranks[0], 0, 6)
+    assert where(core.released)[-1] == (1, 2, 2, 0)
+    core.apply(Back(1))
+    out = core.deliver(ranks[1], 0, 6)
+    late = [b for b in out if isinstance(b, RankBlock)]
+    assert all(block.late for block in late)
+    assert where(out) == [(1, 1, 1, 1), (1, 1, 2, 1), (1, 1, None, 1), (1, 2, 1, 1), (1, 2, 2, 1)]
+    assert core.deliver(ranks[0], 6) == []
+    assert where(core.deliver(ranks[1], 6))[:2] == [(1, 2, None, 0), (1, 2, None, 1)]
+
+
+def test_a_rank_that_holds_the_others_up_counts_again_when_it_has_caught_up() -> None:
+    """`held_out` lets the others flow; the rank is waited for again from where it passed them."""
+    core = Core()
+    ranks = [training(rank, 2, steps=(1, 2), goodbye=None) for rank in range(2)]
+    for one in ranks:
+        core.open(one)
+    core.deliver(ranks[0], 0, 4)
+    core.apply(HeldOut(1, 301.0))
+    core.deliver(ranks[1], 0, 4)
+    assert core.run.ranks[1].state is RankState.LIVE
+    assert core.deliver(ranks[0], 4) == []
+    assert core.run.waiting() == ((1, 2, 1), frozenset({1}))
+
+
+def test_a_rank_that_ended_early_stalls_nobody() -> None:
+    """COMPLAINTS 25: rank 2 ends at step 1 of 3; the rest flows in order."""
+    core = in_one_go([training(0, 3, steps=(1, 2, 3)), training(1, 3, steps=(1, 2, 3)), training(2, 3, steps=(1,))])
+    got = where(core.released)
+    assert got == sorted(got, key=lambda w: (w[1], w[2] or 99, w[3]))
+    assert (1, 3, None, 1) in got
+
+
+def test_a_rank_that_ends_before_another_has_come_is_not_expected_again() -> None:
+    """One rank is through before the other says hello; the run still finishes."""
+    core = Core()
+    for rank in (1, 0):
+        one = training(rank, 2)
+        core.open(one)
+        core.deliver(one)
+    assert core.run.finished
+
+
+def test_a_restart_that_goes_back_is_a_new_attempt_for_every_rank_whichever_is_heard_first() -> None:
+    """COMPLAINTS 16: crash in step 4, resume at 3; ranks stopped at different steps and still agree."""
+    for first in (0, 1):
+        core = Core()
+        before = [training(0, 2, steps=(1, 2, 3, 4), goodbye=None, last_micro_step=1)]
+        before += [training(1, 2, steps=(1, 2, 3), goodbye=None)]
+        after = [training(rank, 2, steps=(3, 4), process=2) for rank in range(2)]
+        for one in before:
+            core.open(one)
+        for one in before:
+            core.deliver(one)
+        for rank in (first, 1 - first):
+            core.open(after[rank])
+            core.deliver(after[rank])
+        core.apply(Ended())
+        got = where(core.released)
+        assert got == sorted(got, key=lambda w: (w[0], w[1], w[2] or 99, w[3]))
+        assert [w for w in got if w[0] == 2] == [
+            (2, step, micro, rank) for step in (3, 4) for micro in (1, 2, None) for rank in (0, 1)
+        ]
+
+
+def test_a_run_that_goes_on_where_it_stopped_stays_in_its_attempt() -> None:
+    """Stopped after step 2, started again at step 3: nothing went back."""
+    core = Core()
+    for process, steps in ((1, (1, 2)), (2, (3, 4))):
+        ranks = [training(rank, 2, steps=steps, process=process) for rank in range(2)]
+        for one in ranks:
+            core.open(one)
+        for one in ranks:
+            core.deliver(one)
+    core.apply(Ended())
+    assert {w[0] for w in where(core.released)} == {1}
+    assert where(core.released)[-1] == (1, 4, None, 1)
+
+
+def test_after_a_restart_no_rank_runs_ahead_of_those_that_are_not_back_yet() -> None:
+    """The first rank to return waits for the others even though all had said goodbye before."""
+    core = in_one_go([training(rank, 2) for rank in range(2)])
+    again = [training(rank, 2, process=2) for rank in range(2)]
+    core.open(again[0])
+    assert core.deliver(again[0]) == []
+    core.open(again[1])
+    assert where(core.deliver(again[1]))[0] == (2, 1, 1, 0)
+
+
+def test_a_smaller_world_is_a_new_attempt_and_waits_for_nobody_who_left() -> None:
+    """COMPLAINTS 15: 8 ranks, then 6: attempt 2, ranks 6 and 7 closed, no stall."""
+    core = Core()
+    for one in [training(rank, 8, goodbye=None) for rank in range(8)]:
+        core.open(one)
+        core.deliver(one)
+    for one in [training(rank, 6, process=2, steps=(2, 3)) for rank in range(6)]:
+        core.open(one)
+        core.deliver(one)
+    assert core.run.finished
+    assert core.run.ranks[7].state is RankState.CLOSED
+    assert where(core.released)[-1] == (2, 3, None, 5)
+
+
+def test_going_back_inside_one_process_is_a_new_attempt() -> None:
+    """A roll-back without a restart: every rank's steps from there on are in attempt 2."""
+    core = in_one_go([training(rank, 2, steps=(1, 2, 1, 2)) for rank in range(2)])
+    assert [w for w in where(core.released) if w[3] == 1] == [
+        (attempt, step, micro, 1) for attempt in (1, 2) for step in (1, 2) for micro in (1, 2, None)
+    ]
+
+
+def test_a_single_rank_that_restarts_in_the_middle_takes_the_others_along() -> None:
+    """Attempt 2 begins with the restarted rank; the others join it two steps above where they were."""
+    core = Core()
+    steady = training(0, 2, steps=(1, 2, 3, 4))
+    killed = training(1, 2, steps=(1, 2), goodbye=None, last_micro_step=1)
+    restarted = training(1, 2, steps=(2, 3, 4), process=2)
+    core.open(steady)
+    core.open(killed)
+    core.deliver(killed)
+    core.deliver(steady, 0, 6)
+    core.open(restarted)
+    core.deliver(restarted)
+    core.deliver(steady)
+    got = where(core.released)
+    assert got == sorted(got, key=lambda w: (w[0], w[1], w[2] or 99, w[3]))
+    assert (2, 2, 1, 1) in got
+    assert (1, 2, None, 0) in got
+    assert (1, 3, None, 0) in got
+    assert (2, 4, 1, 0) in got
+    assert core.run.finished
+
+
+def test_an_exception_stands_in_the_ranks_block_and_the_first_one_in_the_end() -> None:
+    """The note is in the failing rank's log at its place; the end names who failed first."""
+    failing = training(1, 2, steps=(1, 2), last_micro_step=1, exception="RuntimeError: boom", goodbye="exception")
+    core = in_one_go([training(0, 2), failing])
+    block = next(b for b in core.released if isinstance(b, RankBlock) and b.rank == 1 and b.comments)
+    assert block.comments == (Comment(1, "exception", "RuntimeError: boom"),)
+    assert comments(core.released, "first_failure") == [Comment(None, "first_failure", "rank 1: RuntimeError: boom")]
+
+
+def test_an_addendum_to_a_released_position_is_late_and_no_new_attempt() -> None:
+    """A value logged after its step's end is written with its step, marked late."""
+    core = Core()
+    one = training(0, 1, steps=(1,), goodbye=None)
+    core.open(one)
+    core.deliver(one)
+    session = core.run.intake.session(one.hello.session)
+    assert session is not None
+    extra = Block(len(one.items) + 1, 1, None, False, 0.0, (Frame.scalar("eval_loss", 2.5),), addendum=True)
+    admitted = core.run.intake.admit(session, [encode_item(extra)])
+    (block,) = core.apply(core.run.admitted(admitted))
+    assert isinstance(block, RankBlock)
+    assert block.late
+    assert block.position == Position(1, 1, None)
+    assert len(core.run.intake.attempts) == 1
+
+
+def test_a_second_live_process_of_a_rank_is_refused_and_told_who_holds_it() -> None:
+    """SPEC section 6: two live agents that claim one rank; a dead one is replaced."""
+    core = Core()
+    core.open(training(0, 1))
+    second = hello(0, 1, process=2)
+    refusal = core.run.intake.objection(second, alive=lambda _: True)
+    assert refusal is not None
+    assert refusal.retry
+    assert "process 1000 on node0" in refusal.reason
+    assert core.run.intake.objection(second, alive=lambda _: False) is None
+
+
+def test_another_world_size_is_refused_while_the_old_world_lives() -> None:
+    """Ranks of different world sizes are not mixed."""
+    core = Core()
+    core.open(training(0, 2))
+    refusal = core.run.intake.objection(hello(1, 3), alive=lambda _: True)
+    assert refusal is not None
+    assert "world_size 3" in refusal.reason
+    assert "RANKD_WORLD_SIZE" in refusal.reason
+
+
+def test_a_process_that_was_replaced_stays_out() -> None:
+    """The older process of a rank that was taken over does not get back in."""
+    core = Core()
+    core.open(training(0, 1))
+    core.open(training(0, 1, process=2))
+    refusal = core.run.intake.objection(hello(0, 1), alive=lambda _: True)
+    assert refusal is not None
+    assert not refusal.retry

@@ -1,0 +1,371 @@
+"""The collector's process as its peers see it: real sockets, real files, a real process that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from rankd.collector.protocol.records import Comment, Record
+from rankd.collector.protocol.speclog import parse
+from rankd.collector.protocol.wire import (
+    Ack,
+    Beat,
+    Data,
+    Hello,
+    Message,
+    Refused,
+    Welcome,
+    Who,
+    decode_message,
+    encode_message,
+)
+
+from .streams import Training, hello, training
+
+PATIENCE = 20.0
+
+
+class CollectorProcess:
+    """`rankd collect` for one output directory, started again as often as a test wants."""
+
+    def __init__(self, output: Path, *options: str, **section: object) -> None:
+        self.output = output
+        self.settings = json.dumps({"output": str(output), "beat_interval": 0.2, "linger": 0.5, **section})
+        self._options = options
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start it and wait until it can be connected to."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rankd.collector", "collect", "--settings", "-", *self._options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(self.settings)
+        self.process.stdin.close()
+        wait_for(lambda: self.connection().get("pid") == self.process.pid or self.process.poll() is not None)
+        return self.process
+
+    def connection(self) -> dict[str, object]:
+        """What the connection file says; empty where there is none."""
+        path = self.output / ".rankd" / "connection.json"
+        facts: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
+        return facts
+
+    def ended(self) -> tuple[int, str]:
+        """Its exit status and all it printed."""
+        self.process.stdin = None  # closed already; communicate would flush it
+        said, _ = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, said
+
+    def kill(self) -> None:
+        """SIGKILL, and gone."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class Peer:
+    """A scripted agent: says what a test wants, on a socket of its own."""
+
+    def __init__(self, collector: CollectorProcess) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(str(collector.connection()["endpoint"]))
+
+    def say(self, message: Message) -> None:
+        self._socket.send(encode_message(message))
+
+    def say_raw(self, *parts: bytes) -> None:
+        self._socket.send_multipart(parts)
+
+    def hear(self) -> Message:
+        assert self._socket.poll(int(PATIENCE * 1000)), "the collector says nothing"
+        return decode_message(self._socket.recv())
+
+    def welcome(self, who: Hello) -> Welcome:
+        """Say hello and be welcomed."""
+        self.say(who)
+        answer = self.hear()
+        assert isinstance(answer, Welcome), answer
+        return answer
+
+    def acknowledged(self, seq: int) -> None:
+        """Hear acknowledgements until `seq` is among them."""
+        while (answer := self.hear()) != Ack(seq):
+            assert isinstance(answer, Ack)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Until `condition` holds, at most PATIENCE seconds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def collector(tmp_path: Path) -> Iterator[CollectorProcess]:
+    """A collector that is gone after the test."""
+    it = CollectorProcess(tmp_path / "out")
+    yield it
+    if it.process.poll() is None:
+        it.kill()
+    elif it.process.stdout is not None:
+        it.process.stdout.close()
+
+
+@pytest.fixture
+def peers(collector: CollectorProcess) -> Iterator[Callable[[], Peer]]:
+    """Makes peers that are closed after the test."""
+    made: list[Peer] = []
+
+    def make() -> Peer:
+        made.append(Peer(collector))
+        return made[-1]
+
+    yield make
+    for peer in made:
+        peer.close()
+
+
+def records_of(output: Path) -> list[Record]:
+    """The records of merged.log."""
+    lines = (output / "merged.log").read_bytes().splitlines(keepends=True)
+    return [r for r in parse(lines) if isinstance(r, Record)]
+
+
+def check_logs(output: Path, world_size: int) -> None:
+    """SPEC section 3: each rank's lines of merged.log, prefix removed, are its own log."""
+    merged = (output / "merged.log").read_bytes().splitlines(keepends=True)
+    for rank in range(world_size):
+        prefix = b"[rank_%d] " % rank
+        own = b"".join(line[len(prefix) :] for line in merged if line.startswith(prefix))
+        assert own == (output / f"rank_{rank}" / "monitor.log").read_bytes()
+
+
+def whole(one: Training) -> Data:
+    return Data(one.items)
+
+
+def test_a_run_is_collected_ordered_and_ends_by_itself(collector: CollectorProcess, peers: Callable[[], Peer]) -> None:
+    """Two ranks, the later one first; the collector ends with status 0 and a summary once both said goodbye."""
+    ranks = [training(rank, 2) for rank in range(2)]
+    for one in reversed(ranks):
+        peer = peers()
+        assert peer.welcome(one.hello).acked == 0
+        peer.say(whole(one))
+        peer.acknowledged(len(one.items))
+    status, said = collector.ended()
+    assert status == 0
+    assert "attempt 1 step 2" in said
+    check_logs(collector.output, 2)
+    order = [(r.position.key, r.rank) for r in records_of(collector.output)]
+    assert order == sorted(order)
+    assert len(order) == 2 * 2 * (2 * 4 + 2)
+    assert not (collector.output / ".rankd" / "connection.json").exists()
+
+
+def test_a_killed_collector_goes_on_where_it_was(collector: CollectorProcess, peers: Callable[[], Peer]) -> None:
+    """SIGKILL in the middle and a start by hand: nothing lost, nothing twice, byte for byte."""
+    ranks = [training(rank, 2, steps=range(1, 8)) for rank in range(2)]
+    for one in ranks:
+        peer = peers()
+        peer.welcome(one.hello)
+        peer.say(Data(one.items[:11]))
+        peer.acknowledged(11)
+    log = collector.output / "merged.log"
+    # An acknowledgement promises the journal, not the text.
+    wait_for(lambda: log.exists() and log.stat().st_size > 100)
+    collector.kill()
+    # What a kill in the middle of a write leaves: a torn line.
+    os.truncate(log, log.stat().st_size - 7)
+    collector.start()
+    for one in ranks:
+        peer = peers()
+        assert peer.welcome(one.hello).acked == 11
+        # The agent cannot know what was stored, and may send again from any earlier point.
+        peer.say(Data(one.items[5:]))
+        peer.acknowledged(len(one.items))
+    status, _ = collector.ended()
+    assert status == 0
+    check_logs(collector.output, 2)
+
+    undisturbed = CollectorProcess(collector.output.parent / "undisturbed")
+    for one in ranks:
+        peer = Peer(undisturbed)
+        peer.welcome(one.hello)
+        peer.say(whole(one))
+        peer.acknowledged(len(one.items))
+        peer.close()
+    assert undisturbed.ended()[0] == 0
+    assert log.read_bytes() == (undisturbed.output / "merged.log").read_bytes()
+
+
+def test_a_restarted_collector_asks_who_a_peer_is(collector: CollectorProcess, peers: Callable[[], Peer]) -> None:
+    """Data and beats of a peer that has not said hello on this connection are answered with Who."""
+    peer = peers()
+    peer.say(Beat(1, 1, 0))
+    assert peer.hear() == Who()
+    peer.say(whole(training(0, 1)))
+    assert peer.hear() == Who()
+
+
+def test_garbage_is_refused_and_the_others_go_on(collector: CollectorProcess, peers: Callable[[], Peer]) -> None:
+    """COMPLAINTS 26: a pickle, random bytes, several parts, a giant, an old version: each refused with a reason."""
+    honest, hostile = peers(), peers()
+    one = training(0, 1)
+    honest.welcome(one.hello)
+    for parts in ((pickle.dumps({"a": 1}),), (os.urandom(100),), (b"a", b"b"), (b"\xc6\xff\xff\xff\xff",), (b"",)):
+        hostile.say_raw(*parts)
+        answer = hostile.hear()
+        assert isinstance(answer, Refused)
+        assert answer.reason
+    hostile.say_raw(b"\x93\x63\x01\x02")
+    answer = hostile.hear()
+    assert isinstance(answer, Refused)
+    assert "version 99" in answer.reason
+    honest.say(whole(one))
+    honest.acknowledged(len(one.items))
+    status, said = collector.ended()
+    assert status == 0
+    assert "5 × protocol" in said
+    assert "1 × version" in said
+    check_logs(collector.output, 1)
+
+
+def test_a_peer_of_another_run_is_refused(collector: CollectorProcess, peers: Callable[[], Peer]) -> None:
+    """COMPLAINTS 12: two jobs, one port: never each other's data."""
+    import dataclasses
+
+    peer = peers()
+    peer.say(dataclasses.replace(hello(0, 1), run="another"))
+    answer = peer.hear()
+    assert isinstance(answer, Refused)
+    assert "not of run another" in answer.reason
+
+
+def test_a_second_live_process_of_a_rank_waits_until_the_first_is_silent(
+    collector: CollectorProcess, peers: Callable[[], Peer]
+) -> None:
+    """The newcomer is told who holds the rank; once that one is silent it is let in (COMPLAINTS 8)."""
+    first, second = peers(), peers()
+    first.welcome(hello(0, 1))
+    second.say(hello(0, 1, process=2))
+    answer = second.hear()
+    assert isinstance(answer, Refused)
+    assert answer.retry
+    assert "process 1000 on node0" in answer.reason
+
+    def let_in() -> bool:
+        second.say(hello(0, 1, process=2))
+        return isinstance(second.hear(), Welcome)
+
+    wait_for(let_in)
+    first.say(hello(0, 1))
+    answer = first.hear()
+    assert isinstance(answer, Refused)
+    assert not answer.retry
+
+
+def test_a_rank_that_never_comes_is_named_and_the_status_says_so(tmp_path: Path) -> None:
+    """Rank 1 of 2 is never heard: the log goes on after lost_after, and the collector ends with 1 after linger."""
+    collector = CollectorProcess(tmp_path / "out", lost_after=0.6)
+    peer = Peer(collector)
+    one = training(0, 2)
+    peer.welcome(one.hello)
+    peer.say(whole(one))
+    peer.acknowledged(len(one.items))
+    status, said = collector.ended()
+    peer.close()
+    assert status == 1
+    assert "no goodbye from: 1" in said
+    lines = (tmp_path / "out" / "merged.log").read_bytes().splitlines(keepends=True)
+    comments = [c for c in parse(lines) if isinstance(c, Comment)]
+    assert [c.kind for c in comments if c.rank is None] == ["rank_lost", "attempt", "missing", "end"]
+    assert "rank 1: silent for" in next(c.text for c in comments if c.kind == "rank_lost")
+
+
+def test_two_collectors_do_not_share_a_directory(collector: CollectorProcess) -> None:
+    """COMPLAINTS 29: the second one says who holds it, and the first is unharmed."""
+    again = subprocess.run(
+        [sys.executable, "-m", "rankd.collector", "collect", str(collector.output)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert again.returncode == 2
+    assert f"process {collector.process.pid}" in again.stderr
+    assert collector.process.poll() is None
+
+
+def test_a_taken_port_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
+    """COMPLAINTS 12: an explicit endpoint that is in use."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        endpoint = f"tcp://127.0.0.1:{port}"
+        done = subprocess.run(
+            [sys.executable, "-m", "rankd.collector", "collect", str(tmp_path), "--endpoint", endpoint],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+    assert done.returncode == 2
+    assert f"cannot listen on {endpoint}" in done.stderr
+    assert "rankd.endpoint" in done.stderr
+
+
+def test_sigterm_ends_it_and_it_can_be_started_again(collector: CollectorProcess, peers: Callable[[], Peer]) -> None:
+    """A stopped collector has its status, and the next one finds everything."""
+    one = training(0, 1)
+    peer = peers()
+    peer.welcome(one.hello)
+    peer.say(Data(one.items[:3]))
+    peer.acknowledged(3)
+    collector.process.send_signal(signal.SIGTERM)
+    assert collector.ended()[0] == 128 + signal.SIGTERM
+    collector.start()
+    assert peers().welcome(one.hello).acked == 3
+
+
+def test_without_ranks_it_ends_after_its_patience(tmp_path: Path) -> None:
+    """Started by a rank 0 that died at once, it does not stay for ever."""
+    collector = CollectorProcess(tmp_path / "out", "--patience", "0.3")
+    status, said = collector.ended()
+    assert status == 1
+    assert "no rank has said hello" in said
+
+
+def test_a_wrong_section_is_one_error_and_nothing_is_started(tmp_path: Path) -> None:
+    """An unknown key names its path and the nearest one; no directory is made."""
+    yaml = tmp_path / "train.yaml"
+    yaml.write_text(f"rankd:\n  output: {tmp_path / 'out'}\n  lost_afer: 3\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "rankd.collector", "collect", "--config", str(yaml)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 2
+    assert "lost_afer" in done.stderr
+    assert "lost_after" in done.stderr
+    assert not (tmp_path / "out").exists()
