@@ -113,7 +113,12 @@ class Intake:
         return self._current.get(rank)
 
     def objection(self, hello: Hello, alive: Callable[[Session], bool]) -> Refused | None:
-        """Why this process cannot join now; None: it can. `alive` tells whether a session's process is still heard."""
+        """Why this process cannot join now; None: it can. `alive` tells whether a session's process is still heard.
+
+        What a process that is gone has left in its spool is always taken: it disturbs nobody.
+        """
+        if hello.recovered:
+            return None
         if hello.session in self._by_token:
             return self._objection_to_return(hello)
         older = self._current.get(hello.rank)
@@ -147,7 +152,16 @@ class Intake:
         return None
 
     def open(self, hello: Hello) -> tuple[Session, bool]:
-        """Take a new session; True: it opens a new attempt (the first, or another world_size)."""
+        """Take a new session; True: it opens a new attempt (the first, or another world_size).
+
+        A recovered process that an other one of its rank has replaced already belongs to the past: it opens nothing,
+        and its rank's current session stays.
+        """
+        current = self._current.get(hello.rank)
+        if hello.recovered and current is not None and self.attempt is not None:
+            session = Session(len(self.sessions), hello, Tables(self._interned), current.launch, over=True)
+            session.attempt = current.attempt
+            return self._known(session), False
         opens = self.attempt is None or self.attempt.world_size != hello.world_size
         if opens:
             self._new_attempt(hello.world_size)
@@ -160,10 +174,13 @@ class Intake:
         session = Session(len(self.sessions), hello, Tables(self._interned), self.launch, attempt=attempt.number)
         session.fresh = hello.rank in attempt.members
         attempt.members.add(hello.rank)
-        self.sessions.append(session)
-        self._by_token[hello.session] = session
         self._current[hello.rank] = session
-        return session, opens
+        return self._known(session), opens
+
+    def _known(self, session: Session) -> Session:
+        self.sessions.append(session)
+        self._by_token[session.hello.session] = session
+        return session
 
     def admit(self, session: Session, raws: Sequence[bytes]) -> Admitted:
         """Decode a session's items and leave out those seen before.

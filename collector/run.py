@@ -125,6 +125,8 @@ class Run:
             self._begin_attempt(self.intake.attempts[-1])
         elif nobody_lives and self.intake.launch != launch:
             self._expect_all()
+        if self.intake.current(session.rank) is not session:
+            return
         view = self.ranks[session.rank]
         view.state, view.produced, view.reason = RankState.LIVE, None, ""
         self._ordering.expect(session.rank)

@@ -224,10 +224,12 @@ class Collector:
         session = self._run.intake.session(hello.session)
         if session is None:
             self._commit([Opened(hello)])
-            self._liveness.rejoined(hello.rank, time.monotonic())
+            if not hello.recovered:
+                self._liveness.rejoined(hello.rank, time.monotonic())
             session = self._run.intake.session(hello.session)
             assert session is not None
-        self._peers = {p: s for p, s in self._peers.items() if s.rank != hello.rank}
+        if not hello.recovered:
+            self._peers = {p: s for p, s in self._peers.items() if s.rank != hello.rank}
         self._peers[peer] = session
         self._send(peer, Welcome(self._run_id, session.stored, self._config.beat_interval))
 

@@ -236,6 +236,7 @@ class Hello:
         next_seq: the number that the agent's next new item will get.
         total_steps: the length of the training, for the text logs; None: not known.
         about: versions and choices a reader needs to know (`local_norm_kind`, `mindspore`, …).
+        recovered: the process itself is gone; somebody delivers what its spool file still holds.
     """
 
     session: bytes
@@ -248,6 +249,7 @@ class Hello:
     started: float
     total_steps: int | None = None
     about: Mapping[str, str] = field(default_factory=dict)
+    recovered: bool = False
 
     def __post_init__(self) -> None:
         check_bytes("session", self.session)
@@ -433,7 +435,7 @@ def _message_fields(message: Message) -> list[Any]:
         case Hello():
             who = [message.session, message.run, message.rank, message.world_size, message.next_seq]
             process = [message.host, message.pid, message.started]
-            return [int(_Type.HELLO), *who, *process, message.total_steps, dict(message.about)]
+            return [int(_Type.HELLO), *who, *process, message.total_steps, dict(message.about), message.recovered]
         case Welcome():
             return [int(_Type.WELCOME), message.run, message.acked, message.beat_interval]
         case Refused():
@@ -689,7 +691,8 @@ def _hello(reader: _Reader) -> Hello:
     session, run, rank, world_size, next_seq = (reader.next() for _ in range(5))
     host, pid, started, total_steps = (reader.next() for _ in range(4))
     about = reader.map("about", MAX_ENTRIES)
-    return Hello(session, run, rank, world_size, next_seq, host, pid, _float(started), total_steps, about)
+    who = (session, run, rank, world_size, next_seq)
+    return Hello(*who, host, pid, _float(started), total_steps, about, _flag(reader.next()))
 
 
 def _welcome(reader: _Reader) -> Welcome:
@@ -720,7 +723,7 @@ def _who(_: _Reader) -> Who:
 
 # By type: what decodes it, and how many fields it has, version and type included.
 _MESSAGE_DECODERS: dict[int, tuple[Callable[[_Reader], Message], int]] = {
-    _Type.HELLO: (_hello, 12),
+    _Type.HELLO: (_hello, 13),
     _Type.WELCOME: (_welcome, 5),
     _Type.REFUSED: (_refused, 4),
     _Type.DATA: (_data, 3),

@@ -50,15 +50,16 @@ def train(config: str, steps: int, micro_steps: int, rank: int, ranks: int) -> N
     with Agent.from_yaml(config, model=net, total_steps=steps) as agent:
         for step in range(1, steps + 1):
             with agent.step(step):
-                accumulated, losses = None, []
+                accumulated: list[Tensor] | None = None
+                losses = []
                 for _ in range(micro_steps):
                     (_, loss), grads = forward_backward(next(data))
                     accumulated = accumulate(accumulated, grads)
                     losses.append(loss)
                     agent.micro_step(loss=loss, grads=accumulated)
-                mean_loss, *accumulated = all_reduce_mean([sum(losses) / micro_steps, *accumulated], ranks)
-                grad_norm = ops.sqrt(sum(ops.square(grad).sum() for grad in accumulated))
-                optimizer(tuple(accumulated))
+                mean_loss, *grads = all_reduce_mean([sum(losses) / micro_steps, *(accumulated or [])], ranks)
+                grad_norm = ops.sqrt(sum(ops.square(grad).sum() for grad in grads))
+                optimizer(tuple(grads))
                 agent.end_step(loss=mean_loss, lr=rates[step - 1], grad_norm=grad_norm)
             if rank == 0 and (step == 1 or step % 5 == 0):
                 print(f"step {step}/{steps} loss {float(mean_loss):.4f}", flush=True)
