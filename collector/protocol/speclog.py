@@ -5,6 +5,10 @@ Reading is strict: whatever the writer here does not print is an error, so that 
 
 A name may hold any character. What would break a line, hide in a terminal or turn the text around (control characters,
 line separators, bidi controls) is written as a JSON escape, and so is the backslash; everything else stands as UTF-8.
+
+Two comments belong to the format, because a reader follows them: `# attempt N …`, of a rank or of the collector, begins
+attempt N; `# late attempt N step S [micro_step M]` stands before the header of a block that came late, and says which
+attempt that one block is of.
 """
 
 from __future__ import annotations
@@ -319,11 +323,12 @@ _STEP = rf"step:\[ *({_WHOLE})/ *({_WHOLE}|\?)\]"
 _PREFIX = re.compile(rf"\[(?:rank_({_WHOLE})|collector)\] ")
 _ATTEMPT = re.compile(r"([1-9][0-9]*)(?: .*)?", re.DOTALL)
 _LATE = re.compile(r"attempt ([1-9][0-9]*) step [1-9][0-9]*(?: micro_step [1-9][0-9]*)?")
+_LOCAL_NORM_START, _DEVICE_NORM_START = '{ "local_norm": ', '{ "device_norm": '
 _HEADER = re.compile(r'\{ "step": ([1-9][0-9]*)(?:, "micro_step": ([1-9][0-9]*))? \}')
 _LOCAL_LOSS_LINE = re.compile(rf'\{{ "micro_step": ([1-9][0-9]*), "local_loss": ({_NUMBER}) \}}')
 _SCALAR = re.compile(rf'\{{ ("(?:[^"\\]|\\.)+"): ({_NUMBER}) \}}')
 _TPE_LINE = re.compile(
-    rf'\{{"iter": ({_WHOLE}), "step": ({_WHOLE}), "micro_step": ({_WHOLE}), '
+    rf'\{{"iter": ([1-9][0-9]*), "step": ({_WHOLE}), "micro_step": ({_WHOLE}), '
     rf'"block": "(decoder|mtp)", (?:"mtp_idx": ({_WHOLE}), )?"layer": ({_WHOLE}), "tpe": \[\[([-0-9, ]*)\]\]\}}'
 )
 _LOGIT = re.compile(rf"{_STEP} max_attention_logit/(?:(mean|max): ({_NUMBER})|(.+): \[([^\[\]]*)\])")
@@ -392,6 +397,11 @@ class _RankReader:
         self._checked: set[str] = set()  # the metrics that were found to belong to this level
 
     def read(self, line: str) -> _Found:
+        # Nearly all lines are norms.
+        if line.startswith(_LOCAL_NORM_START):
+            return self.norm("local_norm", line[len(_LOCAL_NORM_START) : -2], line)
+        if line.startswith(_DEVICE_NORM_START):
+            return self.norm("device_norm", line[len(_DEVICE_NORM_START) : -2], line)
         for start, reader in _READERS:
             if line.startswith(start):
                 return reader(self, line)
@@ -430,15 +440,9 @@ class _RankReader:
         self._checked.clear()
         return ()
 
-    def local_norm(self, line: str) -> _Found:
-        return self._norm("local_norm", line[len('{ "local_norm": ') : -2], line)
-
-    def device_norm(self, line: str) -> _Found:
-        return self._norm("device_norm", line[len('{ "device_norm": ') : -2], line)
-
-    def _norm(self, metric: str, named: str, line: str) -> _Found:
-        # Nearly all lines are of this kind. String methods take a third of the time of a regular expression here; the
-        # value holds no colon, so the last one ends the name, whatever is in that.
+    def norm(self, metric: str, named: str, line: str) -> _Found:
+        # String methods take a third of the time of a regular expression here; the value holds no colon, so the last
+        # one ends the name, whatever is in that.
         name, _, text = named.rpartition(": ")
         if not name or not line.endswith(" }"):
             raise SpecLogError(_NOT_IN_FORMAT)
@@ -517,10 +521,8 @@ def _match(pattern: re.Pattern[str], text: str) -> re.Match[str]:
     return match
 
 
-# By what a line starts with, the most frequent first.
+# By what a line starts with; norms are told before.
 _READERS: tuple[tuple[str, Callable[[_RankReader, str], _Found]], ...] = (
-    ('{ "local_norm": ', _RankReader.local_norm),
-    ('{ "device_norm": ', _RankReader.device_norm),
     ('{ "step": ', _RankReader.header),
     ('{ "micro_step": ', _RankReader.local_loss),
     ('{"iter": ', _RankReader.tpe),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rankd.collector.protocol import speclog
@@ -502,6 +502,9 @@ def test_log_cut_at_any_byte(name: str) -> None:
             assert error is None or re.match(rf"line {number}: ", str(error))
 
 
+# How fast a busy machine makes up records says nothing about the format.
+at_any_pace = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 # -- any records ------------------------------------------------------------------------------------------------------
 
 _any_float = st.floats() | st.floats(-10, 10)
@@ -578,6 +581,7 @@ def _released(draw: st.DrawFn, ranks: int) -> list[Released]:
     return released
 
 
+@at_any_pace
 @given(_released(1))
 def test_any_rank_log_is_read_back(released: list[Released]) -> None:
     """Whatever a rank records, its log gives it back up to the printed precision."""
@@ -585,6 +589,7 @@ def test_any_rank_log_is_read_back(released: list[Released]) -> None:
     assert read_back(lines, 0) == expected(released)
 
 
+@at_any_pace
 @given(_released(3))
 def test_any_merged_log_is_read_back(released: list[Released]) -> None:
     """Whatever several ranks record, the merged log gives it back up to the printed precision."""
@@ -592,6 +597,7 @@ def test_any_merged_log_is_read_back(released: list[Released]) -> None:
     assert read_back(text.splitlines(keepends=True)) == expected(released)
 
 
+@at_any_pace
 @given(_released(3))
 def test_merged_lines_of_a_rank_are_its_log(released: list[Released]) -> None:
     """The merged lines that begin with a rank's prefix are, without it, that rank's log."""
@@ -602,6 +608,7 @@ def test_merged_lines_of_a_rank_are_its_log(released: list[Released]) -> None:
         assert own == rank_text(r for r in released if r.rank == rank)
 
 
+@at_any_pace
 @given(_released(1))
 def test_every_line_is_one_line_to_every_tool(released: list[Released]) -> None:
     """No line holds anything that a terminal, an editor or str.splitlines takes for the end of a line."""
@@ -609,6 +616,7 @@ def test_every_line_is_one_line_to_every_tool(released: list[Released]) -> None:
     assert text.splitlines() == text.split("\n")[:-1]
 
 
+@at_any_pace
 @given(st.lists(st.binary(max_size=40) | st.text(max_size=40)), st.none() | st.just(0))
 @example(["[rank_0] "], None)
 @example(['{ "x\\ud800": 1.0 }'], 0)
@@ -618,6 +626,7 @@ def test_any_lines_parse_or_raise_our_error(lines: list[str | bytes], rank: int 
     assert error is None or str(error).startswith("line ")
 
 
+@at_any_pace
 @given(st.sampled_from(sorted(RANK_LOGS)), st.data())
 def test_damaged_log_parses_or_raises_our_error(name: str, data: st.DataObject) -> None:
     """A log with a byte changed gives records or a SpecLogError, and nothing else."""
