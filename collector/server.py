@@ -23,14 +23,14 @@ from types import FrameType
 import zmq
 
 from .config import RankdConfig
-from .entries import Ended, Entry, Opened, Stored, decode_entry, encode_entry
+from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, encode_entry
 from .intake import Session
 from .journal import Journal
 from .liveness import Liveness
 from .place import Place
 from .protocol.errors import ProtocolError, RankdError, VersionError
 from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
-from .run import RankState, Run
+from .run import RankState, Released, Run
 from .sinks.sink import Sink
 from .sinks.speclog import SpecLogSink
 
@@ -78,10 +78,13 @@ class Collector:
         self._place = Place(Path(config.output))
         self._run_id = self._place.run_id()
         self._journal = Journal(
-            self._place.journal, segment_size=config.journal.segment_size, durability=config.journal.durability
+            self._place.journal,
+            segment_size=config.journal.segment_size,
+            durability=config.journal.durability,
+            keep=config.journal.keep,
         )
         self._sink: Sink = SpecLogSink(self._place.output)
-        self._run = Run()
+        self._run = Run(self._journal.fetch)
         self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold)
         self._peers: dict[bytes, Session] = {}
         self._refusals: Counter[str] = Counter()
@@ -95,8 +98,13 @@ class Collector:
     def _recover(self) -> None:
         """Make the run's state again from the journal, and complete what the logs miss."""
         self._sink.resume({})
-        for payload in self._journal.replay():
-            self._sink.write(self._run.apply(decode_entry(payload)))
+        for reference, payload in self._journal.replay():
+            entry = decode_entry(payload)
+            if isinstance(entry, Checkpoint):
+                self._run = Run.thaw(entry.state, self._journal.fetch)
+                self._sink.resume(entry.sizes)
+            else:
+                self._sink.write(self._run.apply(entry, reference))
         self._sink.settle()
         if self._run.intake.sessions:
             log.info("recovered %d sessions from the journal", len(self._run.intake.sessions))
@@ -268,31 +276,41 @@ class Collector:
 
     def _store(self, entries: list[Entry], touched: dict[bytes, Session]) -> None:
         """Journal, acknowledge, apply and write; empties both arguments."""
-        self._append(entries)
+        references = self._append(entries)
         for peer, session in touched.items():
             self._send(peer, Ack(session.admitted))
-        self._apply(entries)
+        self._apply(entries, references)
         entries.clear()
         touched.clear()
 
     def _commit(self, entries: list[Entry]) -> None:
         """Journal, apply and write."""
-        self._append(entries)
-        self._apply(entries)
+        self._apply(entries, self._append(entries))
 
-    def _append(self, entries: list[Entry]) -> None:
+    def _append(self, entries: list[Entry]) -> list[int]:
         payloads = [encode_entry(entry) for entry in entries]
-        self._until_possible("the journal", lambda: self._journal.append(payloads))
+        references: list[int] = []
+        self._until_possible("the journal", lambda: references.extend(self._journal.append(payloads)))
+        return references
 
-    def _apply(self, entries: list[Entry]) -> None:
-        released = [item for entry in entries for item in self._run.apply(entry)]
-        if not released:
-            return
+    def _apply(self, entries: list[Entry], references: list[int]) -> None:
+        released: list[Released] = []
+        for entry, reference in zip(entries, references, strict=True):
+            released += self._run.apply(entry, reference)
         try:
             self._sink.write(released)
         except OSError as e:
             self._report_trouble("the logs", e)
             self._until_possible("the logs", self._sink.retry)
+        if self._journal.due:
+            self._next_segment()
+
+    def _next_segment(self) -> None:
+        """Only between turns, when all that was applied is also written."""
+        checkpoint = encode_entry(Checkpoint(self._run.freeze(), self._sink.sizes()))
+        self._until_possible("the journal", lambda: self._journal.rotate(checkpoint))
+        for path in self._journal.forget(self._run.oldest_needed(otherwise=self._journal.end)):
+            log.info("deleted %s (rankd.journal.keep)", path)
 
     def _until_possible(self, what: str, write: Callable[[], None]) -> None:
         reported = False
