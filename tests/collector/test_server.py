@@ -195,12 +195,12 @@ def test_a_killed_collector_goes_on_where_it_was(tmp_path: Path, segment_size: i
         made.append(Peer(collector))
         return made[-1]
 
-    ranks = [training(rank, 2, steps=range(1, 8)) for rank in range(2)]
+    ranks = [training(rank, 2, steps=range(1, 30)) for rank in range(2)]
     for one in ranks:
         peer = peers()
         peer.welcome(one.hello)
-        peer.say(Data(one.items[:11]))
-        peer.acknowledged(11)
+        peer.say(Data(one.items[:61]))
+        peer.acknowledged(61)
     log = collector.output / "merged.log"
     # An acknowledgement promises the journal, not the text.
     wait_for(lambda: log.exists() and log.stat().st_size > 100)
@@ -210,9 +210,9 @@ def test_a_killed_collector_goes_on_where_it_was(tmp_path: Path, segment_size: i
     collector.start()
     for one in ranks:
         peer = peers()
-        assert peer.welcome(one.hello).acked == 11
+        assert peer.welcome(one.hello).acked == 61
         # The agent cannot know what was stored, and may send again from any earlier point.
-        peer.say(Data(one.items[5:]))
+        peer.say(Data(one.items[50:]))
         peer.acknowledged(len(one.items))
     status, _ = collector.ended()
     assert status == 0
