@@ -20,7 +20,7 @@ import re
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from .protocol.errors import JournalError
@@ -113,13 +113,16 @@ class Journal:
         """The reference that the next entry will get."""
         return self._reference(self._size)
 
-    def replay(self) -> Iterator[tuple[int, bytes]]:
-        """The entries (reference, payload) from the last checkpoint on, which comes first where there is one.
+    def replay(self, usable: Callable[[bytes], bool] = lambda _: True) -> Iterator[tuple[int, bytes]]:
+        """The entries (reference, payload) from the newest usable checkpoint on, which comes first where there is one.
 
         Afterwards the torn tail is cut and `append` goes on there.
 
+        Args:
+            usable: whether the state can be made from this checkpoint; if not, reading starts one earlier.
+
         Raises:
-            JournalError: what should be the newest segment is none.
+            JournalError: a segment that is none, or is damaged before its end.
         """
         for left in self._directory.glob(f"*{_UNFINISHED}"):
             left.unlink()
@@ -128,12 +131,28 @@ class Journal:
             self._number = 1
             self._resume(self._write_segment(MAGIC), len(MAGIC))
             return
-        self._number = int(paths[-1].stem)
         end = len(MAGIC)
-        for next_end, payload in read_segment(paths[-1]):
-            yield self._reference(end), payload
-            end = next_end
+        for path in paths[self._first(paths, usable) :]:
+            self._number = int(path.stem)
+            end = len(MAGIC)
+            for next_end, payload in read_segment(path):
+                yield self._reference(end), payload
+                end = next_end
+            if path != paths[-1] and path.stat().st_size != end:
+                raise JournalError(
+                    f"{path} is damaged at byte {end} of {path.stat().st_size}, and later segments follow. Restore it, "
+                    "or move the journal away to start a new one"
+                )
         self._resume(paths[-1], end)
+
+    @staticmethod
+    def _first(paths: list[Path], usable: Callable[[bytes], bool]) -> int:
+        """Where to start reading; at the oldest segment if none is usable."""
+        for index in range(len(paths) - 1, 0, -1):
+            checkpoint = next(read_segment(paths[index]), None)
+            if checkpoint is not None and usable(checkpoint[1]):
+                return index
+        return 0
 
     def append(self, payloads: Iterable[bytes]) -> list[int]:
         """Write these entries, all or none of them, and return their references.

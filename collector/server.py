@@ -97,17 +97,24 @@ class Collector:
 
     def _recover(self) -> None:
         """Make the run's state again from the journal, and complete what the logs miss."""
-        self._sink.resume({})
-        for reference, payload in self._journal.replay():
+        begun = False
+        for reference, payload in self._journal.replay(self._can_start_from):
             entry = decode_entry(payload)
-            if isinstance(entry, Checkpoint):
-                self._run = Run.thaw(entry.state, self._journal.fetch)
-                self._sink.resume(entry.sizes)
-            else:
-                self._sink.write(self._run.apply(entry, reference))
+            if not begun:
+                begun = True
+                self._sink.resume(entry.sizes if isinstance(entry, Checkpoint) else {})
+                if isinstance(entry, Checkpoint):
+                    self._run = Run.thaw(entry.state, self._journal.fetch)
+            if not isinstance(entry, Checkpoint):
+                self._write(self._run.apply(entry, reference))
         self._sink.settle()
         if self._run.intake.sessions:
             log.info("recovered %d sessions from the journal", len(self._run.intake.sessions))
+
+    def _can_start_from(self, payload: bytes) -> bool:
+        """Not from a checkpoint that a log is shorter than (power failure, truncation): what is missing is rendered."""
+        checkpoint = decode_entry(payload)
+        return isinstance(checkpoint, Checkpoint) and self._sink.reaches(checkpoint.sizes)
 
     def _bind(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -297,13 +304,16 @@ class Collector:
         released: list[Released] = []
         for entry, reference in zip(entries, references, strict=True):
             released += self._run.apply(entry, reference)
+        self._write(released)
+        if self._journal.due:
+            self._next_segment()
+
+    def _write(self, released: list[Released]) -> None:
         try:
             self._sink.write(released)
         except OSError as e:
             self._report_trouble("the logs", e)
             self._until_possible("the logs", self._sink.retry)
-        if self._journal.due:
-            self._next_segment()
 
     def _next_segment(self) -> None:
         """Only between turns, when all that was applied is also written."""
