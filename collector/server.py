@@ -85,11 +85,12 @@ class Collector:
         )
         self._sink: Sink = SpecLogSink(self._place.output)
         self._run = Run(self._journal.fetch)
-        self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold)
         self._peers: dict[bytes, Session] = {}
         self._refusals: Counter[str] = Counter()
         self._signal = 0
         self._recover()
+        lost = [rank for rank, view in self._run.ranks.items() if view.state is RankState.LOST]
+        self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold, lost=lost)
         self._context = zmq.Context()
         self._socket = self._bind()
 

@@ -11,11 +11,12 @@ import logging
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from ..protocol.records import Comment, RankBlock
-from ..protocol.speclog import Renderer, merged_text
+from ..protocol.speclog import Renderer, merged_parts
 
 __all__ = ["MERGED_LOG", "SpecLogSink", "rank_log"]
 
@@ -26,6 +27,11 @@ MERGED_LOG = "merged.log"
 # A quarter of the usual soft limit of 1,024: the sockets of 1,024 ranks, the journal and other sinks need theirs too.
 # Opening a log again costs some microseconds, for a write of some ten thousand bytes.
 _MAX_OPEN_FILES = 256
+
+# IOV_MAX of Linux: one call takes no more buffers.
+_MAX_PARTS = 1_024
+
+_Buffer: TypeAlias = bytes | memoryview
 
 _RANK_LOG = re.compile(r"rank_(0|[1-9][0-9]*)/monitor\.log")
 
@@ -66,17 +72,18 @@ class SpecLogSink:
         Raises:
             OSError: of the first log that could not be written; the others are. `retry` writes the rest.
         """
-        texts: dict[int, list[bytes]] = {}
-        merged = []
+        texts: dict[int, list[_Buffer]] = {}
+        merged: list[_Buffer] = []
         # Rendered as a whole before the first byte is written: if that fails, no log has a part of it.
         for each in released:
             text = self._renderer.block(each) if isinstance(each, RankBlock) else self._renderer.comment(each)
             if text and each.rank is not None:
                 texts.setdefault(each.rank, []).append(text)
-            merged.append(merged_text(each.rank, text))
+            merged += merged_parts(each.rank, text)
         for rank, parts in texts.items():
             self._take(rank_log(rank), parts)
-        self._take(MERGED_LOG, merged)
+        if merged:
+            self._take(MERGED_LOG, merged)
         self.retry()
 
     def retry(self) -> None:
@@ -122,15 +129,12 @@ class SpecLogSink:
         """Let go of all files. What is `unwritten` is gone from here, not from the journal."""
         self._files.close()
 
-    def _take(self, name: str, parts: Iterable[bytes]) -> None:
-        text = b"".join(parts)
-        if not text:
-            return
+    def _take(self, name: str, parts: list[_Buffer]) -> None:
         log = self._logs.get(name)
         if log is None:
             log = self._logs[name] = _Log(self._output / name)
             log.append_only()
-        log.take(text)
+        log.take(parts)
         self._waiting[name] = log
 
     def _each(self, call: Callable[[_Log, _OpenFiles], None], logs: Sequence[_Log]) -> None:
@@ -158,8 +162,10 @@ class _Log:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.position = 0
-        # Bytes as long as nothing has to wait for a second call: a copy of everything would be a tenth of all the work.
         self.waiting: bytes | bytearray = b""
+        # What comes after `waiting`, as it was rendered: as long as nothing has to wait for a second call it goes to
+        # the file from there. A copy of everything would be a tenth of all the work.
+        self._parts: list[_Buffer] = []
         self._size = 0  # of the file, as far as this process knows
 
     @property
@@ -180,14 +186,17 @@ class _Log:
                 self.path, self._size, checkpoint, checkpoint - self._size,
             )  # fmt: skip
 
-    def take(self, text: bytes) -> None:
-        """`text` comes after what waits."""
-        if not self.waiting:
-            self.waiting = text
-        else:
+    def take(self, parts: list[_Buffer]) -> None:
+        """`parts` come after what waits."""
+        self._parts += parts
+
+    def _gather(self) -> None:
+        """All of it into `waiting`."""
+        if self._parts:
             # A bytearray grows in place, however long the disk stays full.
-            self.waiting = self.waiting if isinstance(self.waiting, bytearray) else bytearray(self.waiting)
-            self.waiting += text
+            self.waiting = bytearray(self.waiting) if isinstance(self.waiting, bytes) else self.waiting
+            self.waiting += b"".join(self._parts)
+            self._parts = []
 
     def _advance(self, count: int) -> None:
         """The first `count` bytes of what waits are in the file."""
@@ -199,6 +208,11 @@ class _Log:
 
     def push(self, files: _OpenFiles) -> None:
         """Write what waits, except for what the file holds already."""
+        try:
+            if not self.ahead and not self.waiting:
+                self._push_parts(files.open(self.path))
+        finally:
+            self._gather()
         while self.waiting:
             fd = files.open(self.path)
             if self.ahead:
@@ -208,6 +222,21 @@ class _Log:
             written = os.write(fd, self.waiting)
             self._advance(written)
             self._size = self.position
+
+    def _push_parts(self, fd: int) -> None:
+        """Write the parts where they lie; at the first that is not written whole, the rest is gathered and waits."""
+        while self._parts:
+            batch, self._parts = self._parts[:_MAX_PARTS], self._parts[_MAX_PARTS:]
+            try:
+                written = os.writev(fd, batch)
+            except OSError:
+                self._parts = batch + self._parts
+                raise
+            self.position += written
+            self._size = self.position
+            if written < sum(map(len, batch)):
+                self._parts = [memoryview(b"".join(batch))[written:], *self._parts]
+                return
 
     def _skip(self, fd: int) -> None:
         """Pass over what the file holds; where that is something else, cut it there."""
