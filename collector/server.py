@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import os
 import re
+import resource
 import signal
 import time
 from collections import Counter
@@ -43,6 +44,8 @@ _TICK = 0.1
 # What one turn takes at most, so that acknowledgements are never far behind.
 _TURN_MESSAGES = 512
 _TURN_BYTES = 4 * 2**20
+# Files and sockets: four a rank at 16,384 ranks.
+_MOST_FILES = 65_536
 # How often a write that failed is tried again.
 _RETRY = 0.5
 # How long the last acknowledgements may take to leave at the end.
@@ -73,6 +76,7 @@ class Collector:
     """
 
     def __init__(self, config: RankdConfig, *, patience: float | None = None) -> None:
+        _allow_files()
         self._config = config
         self._patience = patience
         self._place = Place(Path(config.output))
@@ -387,3 +391,11 @@ class Collector:
             lines.append("refused: " + ", ".join(f"{n} × {kind}" for kind, n in sorted(self._refusals.items())))
         lines.append(f"logs: {self._place.output / 'merged.log'} (status {status})")
         return "\n".join(lines)
+
+
+def _allow_files() -> None:
+    """A socket and a log for each rank are more than the usual soft limit of 1,024 files allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

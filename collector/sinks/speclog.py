@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import resource
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,9 +25,13 @@ _logger = logging.getLogger(__name__)
 
 MERGED_LOG = "merged.log"
 
-# A quarter of the usual soft limit of 1,024: the sockets of 1,024 ranks, the journal and other sinks need theirs too.
-# Opening a log again costs some microseconds, for a write of some ten thousand bytes.
-_MAX_OPEN_FILES = 256
+# Of the files that this process may open, the logs take half: the sockets of the ranks, the journal and other sinks
+# need theirs too. Opening a log again costs about as much as writing a block.
+_SHARE_OF_FILES = 2
+_LEAST_OPEN_FILES = 64
+
+# Rendered and written before the next: more than this falls out of the processor's cache in between.
+_BATCH_BYTES = 2**20
 
 # IOV_MAX of Linux: one call takes no more buffers.
 _MAX_PARTS = 1_024
@@ -72,11 +77,28 @@ class SpecLogSink:
         Raises:
             OSError: of the first log that could not be written; the others are. `retry` writes the rest.
         """
+        # A failure keeps what it could not write waiting, and the rest is rendered all the same.
+        failure: OSError | None = None
+        start = 0
+        while start < len(released):
+            start = self._render(released, start)
+            try:
+                self.retry()
+            except OSError as e:
+                failure = failure or e
+        if failure is not None:
+            raise failure
+
+    def _render(self, released: Sequence[RankBlock | Comment], start: int) -> int:
+        """Hand a batch, from index `start` on, to the logs; the index behind it."""
         texts: dict[int, list[_Buffer]] = {}
         merged: list[_Buffer] = []
-        # Rendered as a whole before the first byte is written: if that fails, no log has a part of it.
-        for each in released:
+        size = 0
+        while start < len(released) and size < _BATCH_BYTES:
+            each = released[start]
+            start += 1
             text = self._renderer.block(each) if isinstance(each, RankBlock) else self._renderer.comment(each)
+            size += len(text)
             if text and each.rank is not None:
                 texts.setdefault(each.rank, []).append(text)
             merged += merged_parts(each.rank, text)
@@ -84,7 +106,7 @@ class SpecLogSink:
             self._take(rank_log(rank), parts)
         if merged:
             self._take(MERGED_LOG, merged)
-        self.retry()
+        return start
 
     def retry(self) -> None:
         """Write what waits, of each log from the byte where it stopped; does nothing when nothing waits.
@@ -280,8 +302,9 @@ def _size_of(path: Path) -> int:
 class _OpenFiles:
     """File descriptors for appending; beyond a number of them, the one that was not used for longest is closed."""
 
-    def __init__(self, most: int = _MAX_OPEN_FILES) -> None:
-        self._most = most
+    def __init__(self, most: int | None = None) -> None:
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = most or max(_LEAST_OPEN_FILES, allowed // _SHARE_OF_FILES)
         self._open: OrderedDict[Path, int] = OrderedDict()
 
     def open(self, path: Path) -> int:
