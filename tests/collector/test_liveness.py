@@ -38,3 +38,8 @@ def test_who_holds_a_position_up_for_too_long_is_held_out() -> None:
     assert liveness.due(599, BOTH, ((1, 1, 2), waiting)) == []
     assert liveness.due(600, BOTH, ((1, 1, 2), waiting)) == [HeldOut(1, 301)]
     assert liveness.due(601, BOTH, None) == []
+
+
+def test_a_restarted_collector_knows_who_was_lost() -> None:
+    """The first word of a rank that was lost before the restart brings it back."""
+    assert Liveness(lost_after=60, max_hold=300, lost=[3]).heard(3, 0) == Back(3)
