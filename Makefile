@@ -60,7 +60,7 @@ test: $(MINDSPORE) $(LINKS)  ## all tests, real MindSpore training included
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 quick: $(LIGHT) $(LINKS)  ## the tests that need no MindSpore and take under a minute
-	@$(BIN)/python -m pytest -m "not mindspore and not slow" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not mindspore and not slow" --hypothesis-profile=quick $(PYTEST_ARGS)
 
 lint: $(LIGHT) $(LINKS)  ## ruff (rules and format) and the import contracts
 	@$(BIN)/python -m ruff check .

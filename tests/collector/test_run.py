@@ -62,7 +62,7 @@ def test_each_log_is_told_its_attempt_first() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples * 3 // 2)
 def test_any_interleaving_duplication_and_delay_gives_the_same_log(data: st.DataObject) -> None:
     """Promise 1: up to 8 ranks, items in any mixture, resent from any earlier point, delayed to the end; the collector
     goes on from checkpoints in between, and what waits lies in memory or on disk."""
