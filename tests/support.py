@@ -57,7 +57,9 @@ rankd:
 """
 
 
-def script(tmp_path: Path, body: str, *, yaml: str = YAML, **environ: str) -> subprocess.Popen[str]:
+def script(
+    tmp_path: Path, body: str, *, yaml: str = YAML, stdin: int | None = None, **environ: str
+) -> subprocess.Popen[str]:
     """Start a training script in tmp_path."""
     (tmp_path / "train.yaml").write_text(yaml)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "MS_"))}
@@ -65,6 +67,7 @@ def script(tmp_path: Path, body: str, *, yaml: str = YAML, **environ: str) -> su
         [sys.executable, "-W", "error", "-c", LOOP + textwrap.dedent(body)],
         cwd=tmp_path,
         env={**clean, "TMPDIR": str(tmp_path), **environ},
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -195,3 +198,48 @@ def check_logs(output: Path, world_size: int) -> None:
         prefix = b"[rank_%d] " % rank
         own = b"".join(line[len(prefix) :] for line in merged if line.startswith(prefix))
         assert own == (output / f"rank_{rank}" / "monitor.log").read_bytes()
+
+
+def contents(tmp_path: Path) -> list[Record | Comment]:
+    """What merged.log holds now."""
+    return list(parse((tmp_path / "out" / "merged.log").read_bytes().splitlines(keepends=True)))
+
+
+def comments(content: list[Record | Comment]) -> dict[str, list[str]]:
+    """The texts of the comments by kind."""
+    told: dict[str, list[str]] = {}
+    for c in content:
+        if isinstance(c, Comment):
+            told.setdefault(c.kind, []).append(c.text)
+    return told
+
+
+def read_until(process: subprocess.Popen[str], line: str) -> None:
+    """Read what a script prints until it prints this line."""
+    assert process.stdout is not None
+    for said in process.stdout:
+        if said.strip() == line:
+            return
+    raise AssertionError(f"it ended without saying {line!r}: {process.communicate()}")
+
+
+def rest(process: subprocess.Popen[str]) -> str:
+    """What a script still prints, until it has ended; after `read_until`, in place of `communicate`."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        out = process.stdout.read()
+        process.wait(PATIENCE)
+    return out
+
+
+def recover(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`rankd recover`, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "rankd.collector", "recover", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
