@@ -14,8 +14,6 @@ import atexit
 import functools
 import logging
 import os
-import secrets
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,18 +24,20 @@ from typing import Any, Concatenate, ParamSpec, cast
 
 from ..collector.protocol.errors import ConfigError, IdentityError, RecordError
 from ..collector.protocol.records import Frame, Level, NameTable, metric_of
-from ..collector.protocol.wire import Block, Hello, Note, Table, encode_item
+from ..collector.protocol.wire import Block, Note, Table, encode_item
 from ..profiler_ctl.plan import Window
 from ..profiler_ctl.session import ProfilerOptions, ProfilerSession
 from .config import AgentConfig
 from .discovery import EndpointFinder
-from .identity import Identity, framework_identity, resolve
+from .identity import Identity, framework_identity, introduction, is_helper, resolve
 from .launch import start_collector
 from .link import LinkState
 from .losses import PendingScalar, read_scalar, scalar
 from .norms import NormKind, NormMonitor, PendingNorms, trainable_names
-from .outbox import MemoryStore, Outbox, Store
+from .outbox import Outbox
+from .recover import Leftovers
 from .sender import Sender
+from .spools import ABOUT_SPOOL, open_store, tidy, what_is_left
 
 __all__ = ["Agent", "Step"]
 
@@ -45,6 +45,8 @@ log = logging.getLogger("rankd.agent")
 
 # The reason of a goodbye at the planned end; the collector takes any other for a failure.
 _DONE = "done"
+# What a delivery of others' leftovers may take to notice that this process ends.
+_LEFTOVERS_END = 0.5
 
 _P = ParamSpec("_P")
 
@@ -100,8 +102,12 @@ class Agent:
     Raises:
         ConfigError: norms are asked for and no model is given. Nothing has been started.
 
-    A process that must not record (msrun's scheduler; a rank that is not certain; the child of a fork) gets an agent
-    whose methods do nothing.
+    A process that must not record gets an agent whose methods do nothing: msrun's scheduler; a rank that is not
+    certain; the child of a fork; a child that `multiprocessing` has started (a data-loading worker imports the training
+    script again, and inherits its environment), unless it is given its `rank` here after that import.
+
+    What the collector has not yet stored lies in a file that outlives this process, however that ends (`os._exit`,
+    SIGKILL): the next start on this node delivers it, the collector of this node, or `rankd recover`.
     """
 
     def __init__(
@@ -130,6 +136,8 @@ class Agent:
         self._norms = self._build_norms(model)
         self._outbox: Outbox | None = None
         self._sender: Sender | None = None
+        self._leftovers: Leftovers | None = None
+        self._spool: str | None = None
         if self.identity is not None:
             self._start(self.identity, total_steps)
 
@@ -252,16 +260,17 @@ class Agent:
         self._closed = True
         assert self._outbox is not None
         assert self._sender is not None
+        assert self._leftovers is not None
+        self._leftovers.stop()
         self._outbox.finish(reason, time.time())
         left = self._sender.close(self._config.rankd.exit_timeout)
         self._outbox.close()
+        tidy(self._spool)
+        self._leftovers.join(_LEFTOVERS_END)
         if left:
-            log.warning(
-                "%d items of rank %s were not acknowledged by the collector within %g s",
-                left,
-                self.identity and self.identity.rank,
-                self._config.rankd.exit_timeout,
-            )
+            rank, timeout = self.identity and self.identity.rank, self._config.rankd.exit_timeout
+            said = "%d items of rank %s were not acknowledged by the collector within %g s; %s"
+            log.warning(said, left, rank, timeout, what_is_left(self._spool))
 
     def __enter__(self) -> Agent:
         return self
@@ -364,10 +373,11 @@ class Agent:
 
     def _identify(self, rank: int | None, world_size: int | None) -> Identity | None:
         try:
-            return resolve(os.environ, rank=rank, world_size=world_size, framework=framework_identity)
+            who = resolve(os.environ, rank=rank, world_size=world_size, framework=framework_identity)
         except IdentityError as e:
             log.error("this process records and profiles nothing, because a wrong rank would be worse: %s", e)
             return None
+        return None if who is None or is_helper(who, rank) else who
 
     def _build_norms(self, model: object) -> NormMonitor | None:
         """The norms' monitor; also where nothing will be recorded, so that a wrong set-up fails on every rank alike."""
@@ -396,28 +406,18 @@ class Agent:
                 log.warning("%s", notice)
             if rankd.start_collector and "RANKD_ENDPOINT" not in os.environ:
                 start_collector(rankd)
-        hello = Hello(
-            secrets.token_bytes(16),
-            "",
-            who.rank,
-            who.world_size,
-            1,
-            socket.gethostname(),
-            os.getpid(),
-            time.time(),
-            total_steps,
-            {"local_norm_kind": rankd.local_norm_kind, "identity": who.source},
-        )
-        self._outbox = Outbox(self._store(hello))
-        self._sender = Sender(
-            self._outbox, hello, finder, where=finder.where, position=lambda: (self._step, self._micro_step)
-        )
+        hello = introduction(who, total_steps, {"local_norm_kind": rankd.local_norm_kind})
+        self._leftovers = Leftovers(rankd.spool.place(rankd.output), who.rank, finder)
+        store, hello = open_store(rankd, hello)
+        self._spool = hello.about.get(ABOUT_SPOOL)
+        self._outbox = Outbox(store)
+        find = self._leftovers.find_endpoint
+        where = lambda: (self._step, self._micro_step)  # noqa: E731
+        self._sender = Sender(self._outbox, hello, find, where=finder.where, position=where)
         self._sender.start()
+        self._leftovers.start()
         self._plan_profile(who)
         atexit.register(self._close_at_exit)
-
-    def _store(self, hello: Hello) -> Store:
-        return MemoryStore(self._config.rankd.spool.size)
 
     def _plan_profile(self, who: Identity) -> None:
         config = self._config.profiler

@@ -40,6 +40,11 @@ class Liveness:
         self._heard[rank] = now
         self._lost.discard(rank)
 
+    def gone(self, rank: int, now: float) -> Lost:
+        """This rank's process is known to be gone."""
+        self._lost.add(rank)
+        return Lost(rank, self.silent(rank, now), gone=True)
+
     def silent(self, rank: int, now: float) -> float:
         """Seconds since this rank was last heard."""
         return now - self._heard.get(rank, now)

@@ -31,6 +31,7 @@ from .liveness import Liveness
 from .place import Place
 from .protocol.errors import ProtocolError, RankdError, VersionError
 from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
+from .rescue import Rescue
 from .run import RankState, Released, Run
 from .sinks.sink import Sink
 from .sinks.speclog import SpecLogSink
@@ -90,11 +91,20 @@ class Collector:
         self._sink: Sink = SpecLogSink(self._place.output)
         self._run = Run(self._journal.fetch)
         self._peers: dict[bytes, Session] = {}
+        # Who delivers for a process that is gone: what comes from there does not make the rank look alive.
+        self._deliverers: dict[bytes, Session] = {}
         self._refusals: Counter[str] = Counter()
         self._signal = 0
         self._recover()
         lost = [rank for rank, view in self._run.ranks.items() if view.state is RankState.LOST]
         self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold, lost=lost)
+        self._rescue = Rescue(
+            self._run,
+            self._liveness,
+            output=self._place.output,
+            spools=config.spool.place(config.output),
+            beat_interval=config.beat_interval,
+        )
         self._context = zmq.Context()
         self._socket = self._bind()
 
@@ -165,11 +175,12 @@ class Collector:
         while True:
             drained = self._turn()
             now = time.monotonic()
-            if self._run.finished and not self._run.ended:
+            if self._run.finished and not self._run.ended and self._rescue.settled(now):
                 self._commit([Ended()])
                 return 0
             quiet_since = (quiet_since or now) if self._nobody_left() else None
-            if quiet_since is not None and now - quiet_since >= self._config.linger:
+            lingered = quiet_since is not None and now - quiet_since >= self._config.linger
+            if lingered and self._rescue.settled(now):
                 self._commit([Ended()])
                 return 1
             never_heard = not self._peers and not self._run.counting()
@@ -177,7 +188,8 @@ class Collector:
                 log.error("no rank has said hello for %.0f s; giving up", self._patience)
                 return 1
             if drained:
-                self._commit(list(self._liveness.due(now, self._run.counting(), self._run.waiting())))
+                self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
+                self._commit(self._rescue.due(now))
 
     def _nobody_left(self) -> bool:
         """No rank is alive or expected, but some have not said goodbye."""
@@ -213,17 +225,21 @@ class Collector:
             if len(parts) != 1:
                 raise ProtocolError(f"a message has one part, got {len(parts)}")
             message = decode_message(parts[0])
-            session = self._peers.get(peer)
+            deliverer = self._deliverers.get(peer)
+            session = deliverer or self._peers.get(peer)
             match message:
                 case Hello():
                     # A hello changes who is who; what came before it is stored first.
                     self._store(entries, touched)
                     self._hello(peer, message)
-                case Data() if session is not None:
-                    self._data(session, message, entries)
-                    touched[peer] = session
-                case Beat() if session is not None:
-                    self._heard(session, entries)
+                case Data() | Beat() if session is not None:
+                    if deliverer is None:
+                        self._heard(session, entries)
+                    else:
+                        self._rescue.delivered(session, time.monotonic())
+                    if isinstance(message, Data):
+                        self._data(session, message, entries)
+                        touched[peer] = session
                 case Data() | Beat():
                     self._send(peer, Who())
                 case _:
@@ -248,19 +264,23 @@ class Collector:
                 self._liveness.rejoined(hello.rank, time.monotonic())
             session = self._run.intake.session(hello.session)
             assert session is not None
-        if not hello.recovered:
+        if hello.recovered:
+            self._deliverers = {p: s for p, s in self._deliverers.items() if s is not session}
+            self._deliverers[peer] = session
+            self._rescue.delivered(session, time.monotonic())
+        else:
             self._peers = {p: s for p, s in self._peers.items() if s.rank != hello.rank}
-        self._peers[peer] = session
+            self._peers[peer] = session
         self._send(peer, Welcome(self._run_id, session.stored, self._config.beat_interval))
 
     def _is_alive(self, session: Session) -> bool:
         view = self._run.ranks[session.rank]
         # Three beats: a process that was killed is taken for dead long before it counts as lost.
         silent = self._liveness.silent(session.rank, time.monotonic())
-        return view.state in (RankState.LIVE, RankState.HELD_OUT) and silent < 3 * self._config.beat_interval
+        heard = view.state in (RankState.LIVE, RankState.HELD_OUT) and silent < 3 * self._config.beat_interval
+        return heard and not self._rescue.is_gone(session)
 
     def _data(self, session: Session, data: Data, entries: list[Entry]) -> None:
-        self._heard(session, entries)
         admitted = self._run.intake.admit(session, data.items)
         if admitted.raws:
             entries.append(Stored(session.number, admitted.raws, admitted.items))
@@ -274,7 +294,7 @@ class Collector:
         """A peer's fault: say so, count it, and forget the peer; the others are not disturbed."""
         kind = "version" if isinstance(error, VersionError) else "protocol"
         self._refusals[kind] += 1
-        session = self._peers.pop(peer, None)
+        session = self._peers.pop(peer, None) or self._deliverers.pop(peer, None)
         who = f"peer {peer.hex()}" if session is None else f"rank {session.rank} ({session.hello.host})"
         if self._refusals[kind] <= 10:
             log.warning("refused %s: %s", who, error)
@@ -358,6 +378,7 @@ class Collector:
     # -- shutdown -----------------------------------------------------------------------------------------------------
 
     def _shut(self) -> None:
+        self._rescue.close()
         self._place.withdraw()
         self._socket.close(_LINGER_MS)
         self._context.term()

@@ -3,93 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 
 import pytest
+from tests.support import PATIENCE, YAML, collected, finish, script, values
 
 from rankd.collector.protocol.records import Comment, Record
-from rankd.collector.protocol.speclog import parse
-
-PATIENCE = 30.0
-
-# A training without a framework: four micro-steps a step, gradients that are known.
-LOOP = """
-import os, sys, time
-import numpy as np
-from rankd.agent import Agent
-
-class Parameter:
-    def __init__(self, name):
-        self.name = name
-
-class Model:
-    def trainable_params(self):
-        return [Parameter("decoder.layers.0.weight"), Parameter("decoder.layers.0.bias"), Parameter("output.weight")]
-
-def train(agent, steps=3, micro_steps=4, before_micro_step=lambda step, micro_step: None):
-    for step in range(1, steps + 1):
-        with agent.step(step):
-            accumulated = [np.zeros(4, np.float32), np.zeros(2, np.float32), np.zeros(3, np.float32)]
-            for micro_step in range(1, micro_steps + 1):
-                before_micro_step(step, micro_step)
-                for gradient in accumulated:
-                    gradient += step
-                agent.micro_step(loss=step + micro_step / 10, grads=accumulated)
-            agent.end_step(loss=float(step), lr=1e-3, grad_norm=0.5)
-"""
-
-YAML = """
-monitor:
-  train_state:
-    local_norm: [weight]
-    device_norm: "layers.0"
-    local_loss: True
-    device_loss: True
-rankd:
-  output: out
-"""
-
-
-def script(tmp_path: Path, body: str, *, yaml: str = YAML, **environ: str) -> subprocess.Popen[str]:
-    """Start a training script in tmp_path."""
-    (tmp_path / "train.yaml").write_text(yaml)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "MS_"))}
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", LOOP + textwrap.dedent(body)],
-        cwd=tmp_path,
-        env={**clean, **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its status and what it said on stderr."""
-    _, said = process.communicate(timeout=PATIENCE)
-    return process.returncode, said
-
-
-def collected(tmp_path: Path) -> list[Record | Comment]:
-    """Wait for the collector's end; the content of merged.log."""
-    log = tmp_path / "out" / "merged.log"
-    deadline = time.monotonic() + PATIENCE
-    while not (log.exists() and b"[collector] # end" in log.read_bytes()):
-        assert time.monotonic() < deadline, (tmp_path / "out" / ".rankd" / "collector.log").read_text()
-        time.sleep(0.01)
-    return list(parse(log.read_bytes().splitlines(keepends=True)))
-
-
-def values(content: list[Record | Comment], metric: str, rank: int = 0) -> dict[tuple[int, int | None], object]:
-    """The values of a scalar metric of a rank by (step, micro_step)."""
-    records = [r for r in content if isinstance(r, Record) and r.metric == metric and r.rank == rank]
-    return {(r.position.step, r.position.micro_step): r.value for r in records}
 
 
 def test_a_training_is_recorded(tmp_path: Path) -> None:
