@@ -313,10 +313,11 @@ class Agent:
             if device_norm is not None:
                 self._put_block(self._step, None, [device_norm], complete=False)
         self._inside_step = False
-        self._put_block(self._step, None, [], complete=True)
         if self._profile is not None:
+            # Before the step is completed: what there is to tell is then a line of this step, and not a late one.
             self._profile.step_end(self._step)
             self._tell_profile()
+        self._put_block(self._step, None, [], complete=True)
 
     def _flush(self) -> None:
         """Put the micro-step whose values were deferred."""

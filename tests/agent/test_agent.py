@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 from pathlib import Path
@@ -217,6 +218,23 @@ def test_the_collector_outlives_the_process_group_of_rank_0(tmp_path: Path) -> N
     told = [c.text for c in content if isinstance(c, Comment) and c.kind in ("rank_lost", "missing")]
     assert len(told) == 2
     assert all("rank 0" in text for text in told)
+
+
+def test_the_collector_inherits_our_variables_and_not_who_the_rank_is(tmp_path: Path) -> None:
+    """What a user sets for all processes reaches it; the launcher's variables and the rank's identity do not."""
+    body = """
+    import json, psutil
+    with Agent.from_yaml("train.yaml", model=Model()) as a:
+        train(a)
+        while not a.connected:
+            time.sleep(0.01)
+        (collector,) = psutil.Process().children()
+        print(json.dumps([name for name in collector.environ() if "RANK" in name or name.startswith("MS_")]))
+    """
+    environ = {"RANKD_RANK": "0", "RANKD_WORLD_SIZE": "1", "RANK_TABLE_FILE": "x", "MS_ROLE": "MS_WORKER"}
+    out, said = script(tmp_path, body, RANKD_OF_A_USER="1", **environ).communicate(timeout=PATIENCE)
+    assert (json.loads(out), said) == (["RANKD_OF_A_USER"], "")
+    collected(tmp_path)
 
 
 def test_eight_ranks_with_long_lines_at_once(tmp_path: Path) -> None:
