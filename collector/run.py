@@ -178,7 +178,7 @@ class Run:
             yield from self._hold_or_late(session, position, block)
         if not block.addendum:
             view.position = position
-            self._ordering.raise_floor(rank, above(key) if block.complete else at(key))
+            self._ordering.raise_floor(rank, above(key) if block.complete else at(_open_key(position)))
             self._catch_up(rank)
 
     def _hold_or_late(self, session: Session, position: Position, item: Block | Note | Gap) -> Iterator[Released]:
@@ -274,6 +274,11 @@ class Run:
         dropped = sum(sum(view.dropped.values()) for view in self.ranks.values())
         text = f"attempt {len(self.intake.attempts)}: {written} records of {len(self.ranks)} ranks, {dropped} dropped"
         yield Comment(None, "end", text)
+
+
+def _open_key(position: Position) -> Key:
+    """Where a rank may still produce that has an open block here: a step's value may come before its micro-steps."""
+    return Position(position.attempt, position.step, position.micro_step or 1).key
 
 
 def _comment(rank: int, item: Block | Note | Gap) -> Comment:
