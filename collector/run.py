@@ -220,7 +220,7 @@ class Run:
             yield from self._hold_or_late(position, held)
         if not block.addendum and self.intake.current(rank) is session:
             view.position = position
-            self._ordering.raise_floor(rank, above(key) if block.complete else at(key))
+            self._ordering.raise_floor(rank, above(key) if block.complete else at(_open_key(position)))
             self._catch_up(rank)
 
     def _hold_or_late(self, position: Position, held: _Held) -> Iterator[Released]:
@@ -361,6 +361,11 @@ class Run:
         self._announced = {None if who < 0 else who: attempt for who, attempt in announced}
         self.first_failure = None if failure is None else (failure[0], failure[1])
         return self
+
+
+def _open_key(position: Position) -> Key:
+    """Where a rank may still produce that has an open block here: a step's value may come before its micro-steps."""
+    return Position(position.attempt, position.step, position.micro_step or 1).key
 
 
 def _comment(rank: int, item: Block | Note | Gap) -> Comment:

@@ -71,7 +71,9 @@ def test_wrong_calls_warn_once_and_training_goes_on(tmp_path: Path) -> None:
     status, said = finish(script(tmp_path, body))
     assert status == 0
     assert said.count("rankd: log failed, training goes on") == 1
-    assert said.count("rankd: micro_step failed, training goes on") == 1
+    assert said.count("rankd: GradientNorms.micro_step failed, training goes on") == 1
+    assert said.count("rankd: LossMonitor.micro_step failed, training goes on") == 1
+    assert said.count("asked for, and not given by the training loop in step 1") == 1
     assert "a step is an integer from 1 on, got 0" in said
     content = collected(tmp_path)
     assert values(content, "fine") == {(1, None): 1.0, (2, None): 2.0}
@@ -248,7 +250,8 @@ def test_eight_ranks_with_long_lines_at_once(tmp_path: Path) -> None:
                 a.micro_step(loss=0.25)
                 a.end_step(loss=0.25)
     """
-    ranks = [script(tmp_path, body, RANKD_RANK=str(r), RANKD_WORLD_SIZE="8") for r in range(8)]
+    yaml = "monitor: {train_state: {local_loss: True}}\nrankd: {output: out}\n"
+    ranks = [script(tmp_path, body, yaml=yaml, RANKD_RANK=str(r), RANKD_WORLD_SIZE="8") for r in range(8)]
     assert [finish(r) for r in ranks] == [(0, "")] * 8
     content = collected(tmp_path)
     for rank in range(8):
