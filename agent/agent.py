@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from ..collector.protocol.records import Frame, Level, NameTable, metric_of
 from ..collector.protocol.wire import Block, Hello, Note, Table, encode_item
 from ..profiler_ctl.plan import Window
 from ..profiler_ctl.session import ProfilerOptions, ProfilerSession
+from .about import facts
 from .config import AgentConfig
 from .discovery import EndpointFinder
 from .identity import Identity, framework_identity, resolve
@@ -96,6 +98,8 @@ class Agent:
         model: the model whose `trainable_params()` name the gradients; needed where norms are recorded.
         total_steps: the length of the training, for the logs; None: not known.
         rank, world_size: who this process is, where the environment cannot tell.
+        about: a few facts for the run's description (`run.json`); `dp`, `tp`, `pp`, `cp` and `ep` are this rank's place
+            in the parallel layout.
 
     Raises:
         ConfigError: norms are asked for and no model is given. Nothing has been started.
@@ -112,6 +116,7 @@ class Agent:
         total_steps: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        about: Mapping[str, object] | None = None,
     ) -> None:
         self._config = config
         self._errors: Counter[str] = Counter()
@@ -131,7 +136,7 @@ class Agent:
         self._outbox: Outbox | None = None
         self._sender: Sender | None = None
         if self.identity is not None:
-            self._start(self.identity, total_steps)
+            self._start(self.identity, total_steps, about)
 
     @classmethod
     def from_yaml(cls, path: str | Path, model: object = None, **options: Any) -> Agent:
@@ -388,7 +393,7 @@ class Agent:
             cast("NormKind", self._config.rankd.local_norm_kind),
         )
 
-    def _start(self, who: Identity, total_steps: int | None) -> None:
+    def _start(self, who: Identity, total_steps: int | None, about: Mapping[str, object] | None) -> None:
         rankd = self._config.rankd
         finder = EndpointFinder(rankd.endpoint, os.environ, Path(rankd.output))
         if who.rank == 0:
@@ -406,7 +411,7 @@ class Agent:
             os.getpid(),
             time.time(),
             total_steps,
-            {"local_norm_kind": rankd.local_norm_kind, "identity": who.source},
+            facts(self._config, who, about),
         )
         self._outbox = Outbox(self._store(hello))
         self._sender = Sender(
@@ -448,7 +453,11 @@ class Agent:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _close_at_exit(self) -> None:
-        self.close("the process exited before the agent was closed")
+        # A loop that is not inside the agent's context (a framework's trainer) ends by an exception that Python has
+        # printed by now, and keeps here.
+        error = getattr(sys, "last_value", None)
+        self._note_exception(error)
+        self.close("the process exited before the agent was closed" if error is None else _reason(error))
 
     def _trouble(self, where: str, error: Exception) -> None:
         kind = f"{where}: {type(error).__name__}"
