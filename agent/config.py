@@ -228,6 +228,8 @@ class OlderMonitorConfig(Settings):
 
 
 _MAX_LOGITS = "MaxLogitsMonitor"
+# agent/adapters/mindformers.py
+_OUR_CALLBACK = "RankdCallback"
 
 
 def _callback_type(value: object) -> str:
@@ -391,6 +393,8 @@ def _older_notices(mapping: Mapping[str, object], older: OlderMonitorConfig) -> 
 
 def _max_logits_notices(mapping: Mapping[str, object], callbacks: tuple[str, ...]) -> Iterator[str]:
     for index, name in enumerate(callbacks):
+        if name == _OUR_CALLBACK:
+            continue
         if name == _MAX_LOGITS:
             yield f"callbacks[{index}] ({name}): {_NOT_YET}"
         elif nearest(name, (_MAX_LOGITS.lower(),)):

@@ -25,8 +25,8 @@ _VERSIONS = ("rankd", "python", "mindspore", "mindformers")
 # Where a rank stands in the parallel layout, outermost first.
 _COORDINATES = ("pp", "dp", "cp", "tp", "ep")
 _INTRODUCTION = (
-    "Written by rankd when ranks join, and added to at each attempt. `run.json` says the same, and each rank's process, "
-    "for machines. Both are written anew each time: notes of your own belong into another file."
+    "Written by rankd when ranks join, and added to at each attempt. `run.json` says the same, and each rank's "
+    "process, for machines. Both are written anew each time: notes of your own belong into another file."
 )
 _SHOWN_AS = {"rankd": "rankd", "python": "Python", "mindspore": "MindSpore", "mindformers": "MindFormers"}
 

@@ -47,7 +47,7 @@ def joined(*hellos: Hello) -> Run:
 
 
 def test_a_run_is_described() -> None:
-    """Start time, steps, world size, versions, hosts, configuration, and for each rank who it is and where it stands."""
+    """Start, steps, world size, versions, hosts, configuration, and for each rank who it is and where it stands."""
     description = describe(joined(*(full_hello(rank, 4) for rank in range(4))), WRITER)
     assert description["run"] == "8d2f"
     assert description["started"] == "2025-11-30T00:00:02+00:00"
