@@ -48,8 +48,13 @@ def facts(config: AgentConfig, who: Identity, more: Mapping[str, object] | None 
 
 def effective(config: AgentConfig) -> dict[str, dict[str, object]]:
     """The sections that rankd reads, with every default filled in, as YAML and JSON hold them."""
-    sections = [getattr(config, field.name) for field in dataclasses.fields(config)]
-    return {section.dotted: section.to_mapping() for section in sections if isinstance(section, Settings)}
+    sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {
+        # An entry of the list `callbacks` has no place of its own.
+        section.dotted or f"callbacks.{name}": section.to_mapping()
+        for name, section in sections.items()
+        if isinstance(section, Settings)
+    }
 
 
 def version_of(distribution: str) -> str | None:

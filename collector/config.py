@@ -28,7 +28,7 @@ from .settings import (
     subsection,
 )
 
-__all__ = ["JournalConfig", "RankdConfig", "SpoolConfig"]
+__all__ = ["JournalConfig", "RankdConfig", "SpoolConfig", "output_of"]
 
 # One micro-step of a few hundred parameters takes some 10 kB; a smaller spool would drop even that.
 _MIN_SPOOL = 64 * KIB
@@ -166,3 +166,14 @@ class RankdConfig(Settings):
                     f"found {value}, allowed: more than twice beat_interval ({self.beat_interval}), "
                     "so that one late beat costs nothing",
                 )
+
+
+def output_of(dump_path: Path) -> Path:
+    """The output directory that `monitor_config.dump_path` names.
+
+    rankd makes a folder `rank_N` for each rank in one output directory. So where the path holds `{rank}`, the output
+    directory is what stands before the component that does: `./monitor/rank_{rank}` is the output `./monitor`.
+    """
+    parts = dump_path.parts
+    first = next((i for i, part in enumerate(parts) if "{rank}" in part), len(parts))
+    return Path(*parts[:first])

@@ -77,7 +77,13 @@ class RankdCallback:
         """Everything is built, a checkpoint is loaded, communication is initialised."""
         self._config = self._read_config(args)
         model = kwargs.get("model")
-        agent = Agent(self._config, model, total_steps=state.max_steps or None, about=self._about(args))
+        agent = Agent(
+            self._config,
+            model,
+            total_steps=state.max_steps or None,
+            micro_steps=int(state.num_accumulation_steps),
+            about=self._about(args),
+        )
         self._agent = agent
         if agent.identity is None:
             return

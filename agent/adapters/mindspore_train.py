@@ -95,7 +95,7 @@ class TrainRecorder:
         self._last = done + self._offset
         total = self._total_steps or self._last + int(parameters.epoch_num) * int(parameters.batch_num)
         model = parameters.network if self._model is None else self._model
-        self._agent = Agent(self._config, model, total_steps=total, about=self._about)
+        self._agent = Agent(self._config, model, total_steps=total, micro_steps=1, about=self._about)
         self._hooks = self._gradient_hooks(model)
 
     @harmless
