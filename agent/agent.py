@@ -14,6 +14,7 @@ import atexit
 import functools
 import logging
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from ..collector.protocol.records import Frame, Level, NameTable, metric_of
 from ..collector.protocol.wire import Block, Note, Table, encode_item
 from ..profiler_ctl.plan import Window
 from ..profiler_ctl.session import ProfilerOptions, ProfilerSession
+from .about import facts
 from .config import AgentConfig
 from .discovery import EndpointFinder
 from .identity import Identity, framework_identity, introduction, is_helper, resolve
@@ -90,6 +92,8 @@ class Agent:
         total_steps: the length of the training, for the logs; None: not known.
         micro_steps: micro-batches a step, for the `iter` of expert loads when training resumes; None: learnt.
         rank, world_size: who this process is, where the environment cannot tell.
+        about: a few facts for the run's description (`run.json`); `dp`, `tp`, `pp`, `cp` and `ep` are this rank's place
+            in the parallel layout.
 
     Raises:
         ConfigError: something is asked for that needs the model, and none is given. Nothing has been started.
@@ -111,6 +115,7 @@ class Agent:
         micro_steps: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        about: Mapping[str, object] | None = None,
     ) -> None:
         self._config = config
         self._errors: Counter[str] = Counter()
@@ -133,7 +138,7 @@ class Agent:
         self._leftovers: Leftovers | None = None
         self._spool: str | None = None
         if self.identity is not None:
-            self._start(self.identity, total_steps)
+            self._start(self.identity, total_steps, about)
 
     @classmethod
     def from_yaml(cls, path: str | Path, model: object = None, **options: Any) -> Agent:
@@ -368,7 +373,7 @@ class Agent:
             return None
         return None if who is None or is_helper(who, rank) else who
 
-    def _start(self, who: Identity, total_steps: int | None) -> None:
+    def _start(self, who: Identity, total_steps: int | None, about: Mapping[str, object] | None) -> None:
         rankd = self._config.rankd
         finder = EndpointFinder(rankd.endpoint, os.environ, Path(rankd.output))
         if who.rank == 0:
@@ -376,7 +381,7 @@ class Agent:
                 log.warning("%s", notice)
             if rankd.start_collector and "RANKD_ENDPOINT" not in os.environ:
                 start_collector(rankd)
-        hello = introduction(who, total_steps, {"local_norm_kind": rankd.local_norm_kind})
+        hello = introduction(who, total_steps, facts(self._config, who, about))
         self._leftovers = Leftovers(rankd.spool.place(rankd.output), who.rank, finder)
         store, hello = open_store(rankd, hello)
         self._spool = hello.about.get(ABOUT_SPOOL)
@@ -417,7 +422,11 @@ class Agent:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _close_at_exit(self) -> None:
-        self.close("the process exited before the agent was closed")
+        # A loop that is not inside the agent's context (a framework's trainer) ends by an exception that Python has
+        # printed by now, and keeps here.
+        error = getattr(sys, "last_value", None)
+        self._note_exception(error)
+        self.close("the process exited before the agent was closed" if error is None else _reason(error))
 
     def _trouble(self, where: str, error: Exception) -> None:
         kind = f"{where}: {type(error).__name__}"

@@ -9,6 +9,7 @@ their spools fill: nothing is lost that they can hold.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import re
@@ -24,6 +25,7 @@ from types import FrameType
 import zmq
 
 from .config import RankdConfig
+from .description import describe, readable
 from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, encode_entry
 from .intake import Session
 from .journal import Journal
@@ -95,6 +97,8 @@ class Collector:
         self._deliverers: dict[bytes, Session] = {}
         self._refusals: Counter[str] = Counter()
         self._signal = 0
+        self._writer = self._place.writer(self._run_id)
+        self._described: object = None
         self._recover()
         lost = [rank for rank, view in self._run.ranks.items() if view.state is RankState.LOST]
         self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold, lost=lost)
@@ -166,6 +170,7 @@ class Collector:
             except _StopRequestedError:
                 status = 128 + self._signal
             finally:
+                self._describe()
                 self._shut()
         return Outcome(status, self._summary(status))
 
@@ -188,6 +193,7 @@ class Collector:
                 log.error("no rank has said hello for %.0f s; giving up", self._patience)
                 return 1
             if drained:
+                self._describe()
                 self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
                 self._commit(self._rescue.due(now))
 
@@ -346,6 +352,19 @@ class Collector:
         self._until_possible("the journal", lambda: self._journal.rotate(checkpoint))
         for path in self._journal.forget(self._run.oldest_needed(otherwise=self._journal.end)):
             log.info("deleted %s (rankd.journal.keep)", path)
+
+    def _describe(self) -> None:
+        """Keep `run.json` and `RUN.md` up to date; where they cannot be written, the logs go on all the same."""
+        intake = self._run.intake
+        now = (len(intake.sessions), len(intake.attempts), self._run.ended)
+        if now == self._described or not intake.sessions:
+            return
+        self._described = now
+        description = describe(self._run, self._writer)
+        try:
+            self._place.describe(json.dumps(description, indent=1) + "\n", readable(description))
+        except OSError as e:
+            log.warning("run.json and RUN.md cannot be written now: %s", e.strerror)
 
     def _until_possible(self, what: str, write: Callable[[], None]) -> None:
         reported = False
