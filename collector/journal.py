@@ -16,11 +16,13 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from .protocol.errors import JournalError
 
-__all__ = ["MAX_ENTRY_BYTES", "Journal", "read_segment", "segments"]
+__all__ = ["MAX_ENTRY_BYTES", "Journal", "Tail", "read_segment", "segments", "tail_of"]
 
 MAGIC = b"rankd journal 1\n"
 _HEAD = struct.Struct("<II")
@@ -59,6 +61,37 @@ def read_segment(path: Path) -> Iterator[tuple[int, bytes]]:
                 return
             offset += _HEAD.size + length
             yield offset, payload
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What stands behind the last whole entry of a segment: `size` bytes from `offset` on.
+
+    `torn`: it is the beginning of an entry, or zeros: what a crash leaves of a write that nobody was told of. Anything
+    else is damage.
+    """
+
+    offset: int
+    size: int
+    torn: bool
+
+
+def tail_of(path: Path, offset: int) -> Tail:
+    """What a segment holds from `offset` on, where its whole entries end."""
+    with path.open("rb") as file:
+        size = max(0, file.seek(0, os.SEEK_END) - offset)
+        file.seek(offset)
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return Tail(offset, size, torn=True)
+        length, _ = _HEAD.unpack(head)
+        # A power failure leaves zeros where the file's size was stored before its bytes.
+        torn = length <= MAX_ENTRY_BYTES and length > size - _HEAD.size
+        return Tail(offset, size, torn or (not any(head) and _only_zeros(file)))
+
+
+def _only_zeros(file: BinaryIO) -> bool:
+    return not any(any(chunk) for chunk in iter(lambda: file.read(2**16), b""))
 
 
 class Journal:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
+from .accounts import DONE, Accounts, Row
 from .entries import Back, Ended, Entry, HeldOut, Lost, Opened, Stored
 from .intake import Admitted, Attempt, Intake, Session
 from .ordering import Key, Ordering, above, at
@@ -20,9 +21,6 @@ from .protocol.wire import Block, Gap, Goodbye, Note, Table, decode_item
 __all__ = ["DONE", "RankState", "RankView", "Released", "Run"]
 
 Released: TypeAlias = RankBlock | Comment
-
-# The goodbye of a process that has come to its planned end; any other reason is a failure.
-DONE = "done"
 
 
 class RankState(enum.Enum):
@@ -38,14 +36,10 @@ class RankState(enum.Enum):
 
 @dataclass(slots=True)
 class RankView:
-    """What is known of one rank: its state and its accounts (in records)."""
+    """What is known of one rank: where it stands, and the reason of its latest goodbye."""
 
     state: RankState = RankState.EXPECTED
     position: Position | None = None
-    received: int = 0
-    written: int = 0
-    produced: int | None = None
-    dropped: dict[str, int] = field(default_factory=dict)
     reason: str = ""
 
 
@@ -63,6 +57,7 @@ class Run:
     def __init__(self) -> None:
         self.intake = Intake()
         self.ranks: dict[int, RankView] = {}
+        self.accounts = Accounts()
         self.ended = False
         self.first_failure: tuple[int, str] | None = None
         self._ordering: Ordering[_Held] = Ordering()
@@ -90,6 +85,20 @@ class Run:
     def waiting(self) -> tuple[Key, frozenset[int]] | None:
         """The lowest position that is held up, and the ranks that hold it up."""
         return self._ordering.waiting()
+
+    def rows(self) -> list[Row]:
+        """The accounts of all processes, as a table."""
+        attempt = self.intake.attempt
+        expected = range(attempt.world_size) if attempt else range(0)
+        return list(self.accounts.rows(self._process_state, dict.fromkeys(expected, len(self.intake.attempts))))
+
+    def _process_state(self, number: int) -> str:
+        process, session = self.accounts.processes[number], self.intake.sessions[number]
+        if process.produced is not None:
+            return "done" if process.reason == DONE else "ended early"
+        if self.intake.current(session.rank) is not session:
+            return "killed"
+        return self.ranks[session.rank].state.value
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
@@ -121,6 +130,7 @@ class Run:
         nobody_lives = not any(view.state is RankState.LIVE for view in self.ranks.values())
         launch = self.intake.launch
         session, opens = self.intake.open(entry.hello)
+        self.accounts.opened(entry.hello, session.attempt)
         if opens:
             self._begin_attempt(self.intake.attempts[-1])
         elif nobody_lives and self.intake.launch != launch:
@@ -128,7 +138,7 @@ class Run:
         if self.intake.current(session.rank) is not session:
             return
         view = self.ranks[session.rank]
-        view.state, view.produced, view.reason = RankState.LIVE, None, ""
+        view.state, view.reason = RankState.LIVE, ""
         self._ordering.expect(session.rank)
 
     def _begin_attempt(self, attempt: Attempt) -> None:
@@ -173,7 +183,7 @@ class Run:
             self._begin_attempt(self.intake.attempts[-1])
         rank, key = session.rank, position.key
         view = self.ranks[rank]
-        view.received += block.record_count
+        self.accounts.received(session.number, position, block.record_count)
         if block.frames:
             yield from self._hold_or_late(session, position, block)
         if not block.addendum:
@@ -198,8 +208,7 @@ class Run:
 
     def _note(self, session: Session, note: Note | Gap) -> Iterator[Released]:
         if isinstance(note, Gap):
-            dropped = self.ranks[session.rank].dropped
-            dropped[note.cause] = dropped.get(note.cause, 0) + note.records
+            self.accounts.dropped(session.number, session.attempt, note.cause, note.records)
             step, micro_step = note.last
         else:
             if note.kind == "exception" and self.first_failure is None:
@@ -210,11 +219,11 @@ class Run:
 
     def _goodbye(self, session: Session, goodbye: Goodbye) -> Iterator[Released]:
         session.over = True
+        self.accounts.goodbye(session.number, goodbye)
         if self.intake.current(session.rank) is not session:
             return
         view = self.ranks[session.rank]
-        view.state, view.produced, view.reason = RankState.FINISHED, goodbye.produced, goodbye.reason
-        view.dropped = dict(goodbye.dropped)
+        view.state, view.reason = RankState.FINISHED, goodbye.reason
         self._ordering.drop(session.rank)
         if goodbye.reason != DONE:
             yield Comment(None, "rank_ended", f"rank {session.rank} ended early: {goodbye.reason}")
@@ -254,7 +263,9 @@ class Run:
         blocks = [h.item for h in held if isinstance(h.item, Block)]
         frames = tuple(frame for block in blocks for frame in block.frames)
         comments = tuple(_comment(rank, h.item) for h in held if not isinstance(h.item, Block))
-        self.ranks[rank].written += sum(frame.record_count for frame in frames)
+        for h in held:
+            if isinstance(h.item, Block):
+                self.accounts.written(h.session.number, position.attempt, h.item.record_count)
         time = blocks[-1].time if blocks else 0.0
         yield RankBlock(rank, position, frames, comments, late, held[-1].session.hello.total_steps, time)
 
@@ -270,8 +281,7 @@ class Run:
         if self.first_failure is not None:
             rank, text = self.first_failure
             yield Comment(None, "first_failure", f"rank {rank}: {text}")
-        written = sum(view.written for view in self.ranks.values())
-        dropped = sum(sum(view.dropped.values()) for view in self.ranks.values())
+        written, dropped = self.accounts.total_written(), self.accounts.total_dropped()
         text = f"attempt {len(self.intake.attempts)}: {written} records of {len(self.ranks)} ranks, {dropped} dropped"
         yield Comment(None, "end", text)
 

@@ -22,6 +22,7 @@ from types import FrameType
 
 import zmq
 
+from .accounts import account_table
 from .config import RankdConfig
 from .entries import Ended, Entry, Opened, Stored, decode_entry, encode_entry
 from .intake import Session
@@ -346,12 +347,7 @@ class Collector:
                 signal.signal(number, handler)
 
     def _summary(self, status: int) -> str:
-        lines = ["rank  state     last position                  written  produced  dropped"]
-        for rank, view in sorted(self._run.ranks.items()):
-            dropped = ", ".join(f"{n} {cause}" for cause, n in sorted(view.dropped.items())) or "0"
-            produced = "?" if view.produced is None else str(view.produced)
-            where = str(view.position or "-")
-            lines.append(f"{rank:4}  {view.state.value:8}  {where:28}  {view.written:8}  {produced:>8}  {dropped}")
+        lines = account_table(self._run.rows())
         if missing := self._run.missing():
             lines.append(f"no goodbye from: {', '.join(map(str, missing))}")
         if self._refusals:

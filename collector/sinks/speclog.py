@@ -17,7 +17,7 @@ from pathlib import Path
 from ..protocol.records import Comment, RankBlock
 from ..protocol.speclog import Renderer, merged_text
 
-__all__ = ["MERGED_LOG", "SpecLogSink", "rank_log"]
+__all__ = ["MERGED_LOG", "SpecLogSink", "log_texts", "rank_log"]
 
 _logger = logging.getLogger(__name__)
 
@@ -33,6 +33,19 @@ _RANK_LOG = re.compile(r"rank_(0|[1-9][0-9]*)/monitor\.log")
 def rank_log(rank: int) -> str:
     """The log of `rank`, relative to the output directory."""
     return f"rank_{rank}/monitor.log"
+
+
+def log_texts(renderer: Renderer, released: Iterable[RankBlock | Comment]) -> dict[str, bytes]:
+    """What these add to each log, by its path below the output directory; merged.log comes last."""
+    texts: dict[int, list[bytes]] = {}
+    merged = []
+    for each in released:
+        text = renderer.block(each) if isinstance(each, RankBlock) else renderer.comment(each)
+        if text and each.rank is not None:
+            texts.setdefault(each.rank, []).append(text)
+        merged.append(merged_text(each.rank, text))
+    whole = {rank_log(rank): b"".join(parts) for rank, parts in texts.items()}
+    return {name: text for name, text in {**whole, MERGED_LOG: b"".join(merged)}.items() if text}
 
 
 class SpecLogSink:
@@ -62,17 +75,9 @@ class SpecLogSink:
         Raises:
             OSError: of the first log that could not be written; the others are. `retry` writes the rest.
         """
-        texts: dict[int, list[bytes]] = {}
-        merged = []
         # Rendered as a whole before the first byte is written: if that fails, no log has a part of it.
-        for each in released:
-            text = self._renderer.block(each) if isinstance(each, RankBlock) else self._renderer.comment(each)
-            if text and each.rank is not None:
-                texts.setdefault(each.rank, []).append(text)
-            merged.append(merged_text(each.rank, text))
-        for rank, parts in texts.items():
-            self._take(rank_log(rank), parts)
-        self._take(MERGED_LOG, merged)
+        for name, text in log_texts(self._renderer, released).items():
+            self._take(name, text)
         self.retry()
 
     def retry(self) -> None:
@@ -114,10 +119,7 @@ class SpecLogSink:
         """Let go of all files. What is `unwritten` is gone from here, not from the journal."""
         self._files.close()
 
-    def _take(self, name: str, parts: Iterable[bytes]) -> None:
-        text = b"".join(parts)
-        if not text:
-            return
+    def _take(self, name: str, text: bytes) -> None:
         log = self._logs.get(name)
         if log is None:
             log = self._logs[name] = _Log(self._output / name)
