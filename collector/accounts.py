@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .protocol.checks import MAX_ENTRIES
 from .protocol.records import Position
@@ -36,6 +37,17 @@ class Account:
     dropped: Counter[str] = field(default_factory=Counter)
     reached: Position | None = None
 
+    def freeze(self) -> list[Any]:
+        """All of it as lists, numbers and text."""
+        key = None if self.reached is None else list(self.reached.key)
+        return [self.received, self.written, dict(self.dropped), key]
+
+    @staticmethod
+    def thaw(frozen: list[Any]) -> Account:
+        """The account that `freeze` gave."""
+        received, written, dropped, key = frozen
+        return Account(received, written, Counter(dropped), None if key is None else Position.from_key(tuple(key)))
+
 
 @dataclass(slots=True)
 class ProcessAccount:
@@ -57,6 +69,19 @@ class ProcessAccount:
 
     def __str__(self) -> str:
         return f"{self.pid} on {self.host}"
+
+    def freeze(self) -> list[Any]:
+        """All of it as lists, numbers and text."""
+        attempts = [[number, *account.freeze()] for number, account in self.attempts.items()]
+        dropped = None if self.dropped is None else dict(self.dropped)
+        return [self.rank, self.pid, self.host, attempts, self.produced, dropped, self.reason]
+
+    @staticmethod
+    def thaw(frozen: list[Any]) -> ProcessAccount:
+        """The account that `freeze` gave."""
+        rank, pid, host, attempts, produced, dropped, reason = frozen
+        known = {number: Account.thaw(fields) for number, *fields in attempts}
+        return ProcessAccount(rank, pid, host, known, produced, dropped, reason)
 
     @property
     def received(self) -> int:
@@ -123,6 +148,17 @@ class Accounts:
 
     def _account(self, session: int, attempt: int) -> Account:
         return self.processes[session].attempts.setdefault(attempt, Account())
+
+    def freeze(self) -> list[Any]:
+        """All of it as lists, numbers and text, for a checkpoint."""
+        return [process.freeze() for process in self.processes]
+
+    @classmethod
+    def thaw(cls, frozen: list[Any]) -> Accounts:
+        """The accounts that `freeze` gave."""
+        self = cls()
+        self.processes = [ProcessAccount.thaw(fields) for fields in frozen]
+        return self
 
     # -- questions ----------------------------------------------------------------------------------------------------
 

@@ -111,12 +111,15 @@ class JournalConfig(Settings):
         segment_size: bytes after which a new segment file is begun.
         durability: what an acknowledgement promises: `process`, that the record outlives the collector's process (the
             kernel has it); `disk`, that it outlives the machine (fsync before each acknowledgement, slower).
+        keep: bytes of older segments that are kept; None: all, so that `rankd rebuild` can make every log again. What
+            is still waiting to be written is kept in any case.
     """
 
     dotted: ClassVar[str] = "rankd.journal"
 
     segment_size: int = setting(byte_size(low=_MIN_SEGMENT), 64 * MIB)
     durability: str = setting(choice("process", "disk"), "process")
+    keep: int | None = setting(optional(byte_size(low=0)), None)
 
 
 @dataclass(frozen=True, slots=True)

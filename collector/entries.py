@@ -6,7 +6,7 @@ a run. `Stored` carries the bytes of a rank's items as they came over the wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,7 +15,18 @@ import msgpack
 from .protocol.errors import JournalError, ProtocolError
 from .protocol.wire import Hello, Item, decode_message, encode_message
 
-__all__ = ["Back", "Ended", "Entry", "HeldOut", "Lost", "Opened", "Stored", "decode_entry", "encode_entry"]
+__all__ = [
+    "Back",
+    "Checkpoint",
+    "Ended",
+    "Entry",
+    "HeldOut",
+    "Lost",
+    "Opened",
+    "Stored",
+    "decode_entry",
+    "encode_entry",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +76,21 @@ class Ended:
     """The collector ends: all ranks have said goodbye, or it has waited long enough for the missing ones."""
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state of the run before the entries that follow (`Run.freeze`), and the sizes of the sinks' files then.
+
+    The one entry that decides nothing: the entries before it give the same.
+    """
+
+    state: list[Any]
+    sizes: Mapping[str, int]
+
+
 Entry: TypeAlias = Opened | Stored | Lost | HeldOut | Back | Ended
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: Entry | Checkpoint) -> bytes:
     """The journal payload of an entry."""
     fields: list[Any]
     match entry:
@@ -84,10 +106,12 @@ def encode_entry(entry: Entry) -> bytes:
             fields = ["back", entry.rank]
         case Ended():
             fields = ["ended"]
+        case Checkpoint():
+            fields = ["checkpoint", entry.state, dict(entry.sizes)]
     return bytes(msgpack.packb(fields, use_bin_type=True))
 
 
-def decode_entry(payload: bytes) -> Entry:
+def decode_entry(payload: bytes) -> Entry | Checkpoint:
     """The entry of a journal payload.
 
     Raises:
@@ -107,11 +131,12 @@ def _opened(raw: bytes) -> Opened:
     return Opened(hello)
 
 
-_DECODERS: dict[str, Callable[..., Entry]] = {
+_DECODERS: dict[str, Callable[..., Entry | Checkpoint]] = {
     "items": lambda session, raws: Stored(session, tuple(raws)),
     "opened": _opened,
     "lost": Lost,
     "held_out": HeldOut,
     "back": Back,
     "ended": Ended,
+    "checkpoint": Checkpoint,
 }

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .protocol.errors import ProtocolError
 from .protocol.records import NameTable, Position
-from .protocol.wire import Block, Hello, Item, Refused, Table, Tables, decode_item
+from .protocol.wire import Block, Hello, Item, Refused, Table, Tables, decode_item, decode_message, encode_message
 
 __all__ = ["Admitted", "Attempt", "Intake", "Session"]
 
@@ -57,6 +58,34 @@ class Session:
     def rank(self) -> int:
         return self.hello.rank
 
+    def freeze(self, table: Callable[[NameTable], int]) -> list[Any]:
+        """All of it as lists and numbers; `table` gives the place of a name table in the checkpoint's list."""
+        tables = [[table_id, table(t)] for table_id, t in self.tables.items()]
+        seen = [
+            self.admitted,
+            self.stored,
+            self.attempt,
+            self.step,
+            *self.completed,
+            self.launch,
+            self.fresh,
+            self.over,
+        ]
+        return [encode_message(self.hello), tables, seen]
+
+    @staticmethod
+    def thaw(number: int, frozen: list[Any], tables: list[NameTable], interned: dict[NameTable, NameTable]) -> Session:
+        """The session that `freeze` gave."""
+        raw, defined, (admitted, stored, attempt, step, done_step, done_micro, launch, fresh, over) = frozen
+        hello = decode_message(raw)
+        assert isinstance(hello, Hello)
+        own = Tables(interned)
+        for table_id, place in defined:
+            own.define(table_id, tables[place])
+        return Session(
+            number, hello, own, launch, admitted, stored, attempt, step, (done_step, done_micro), fresh, over
+        )
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -73,6 +102,22 @@ class Attempt:
     members: set[int] = field(default_factory=set)
     reached: dict[int, int] = field(default_factory=dict)
     left_at: int | None = None
+
+    def freeze(self) -> list[Any]:
+        """All of it as lists and numbers."""
+        return [
+            self.number,
+            self.world_size,
+            sorted(self.members),
+            [list(r) for r in self.reached.items()],
+            self.left_at,
+        ]
+
+    @staticmethod
+    def thaw(frozen: list[Any]) -> Attempt:
+        """The attempt that `freeze` gave."""
+        number, world_size, members, reached, left_at = frozen
+        return Attempt(number, world_size, set(members), dict(reached), left_at)
 
     def reached_before(self, launch: int) -> int:
         """The highest step that an earlier launch has reached."""
@@ -239,6 +284,29 @@ class Intake:
             self.attempts[-1].left_at = max(self.attempts[-1].reached.values(), default=0)
         self.attempts.append(Attempt(len(self.attempts) + 1, world_size))
         return self.attempts[-1]
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> list[Any]:
+        """The whole state as lists, numbers, text and bytes. Equal name tables are written once."""
+        tables: dict[NameTable, int] = {}
+        sessions = [s.freeze(lambda table: tables.setdefault(table, len(tables))) for s in self.sessions]
+        current = [[rank, session.number] for rank, session in self._current.items()]
+        names = [list(table.names) for table in tables]
+        return [names, sessions, current, [a.freeze() for a in self.attempts], self.launch]
+
+    @classmethod
+    def thaw(cls, frozen: list[Any]) -> Intake:
+        """The state that `freeze` gave."""
+        self = cls()
+        names, sessions, current, attempts, self.launch = frozen
+        tables = [NameTable(tuple(n)) for n in names]
+        self._interned = {table: table for table in tables}
+        for fields in sessions:
+            self._known(Session.thaw(len(self.sessions), fields, tables, self._interned))
+        self._current = {rank: self.sessions[number] for rank, number in current}
+        self.attempts = [Attempt.thaw(fields) for fields in attempts]
+        return self
 
 
 def _who(hello: Hello) -> str:

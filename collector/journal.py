@@ -5,6 +5,10 @@ from the moment all its bytes are there with the right checksum; at the end of t
 tail, left by a crash in the middle of a write, and is cut. Anywhere else it is damage, and an error: nothing is skipped
 in silence.
 
+Every segment but the first begins with a checkpoint: an entry from which the state before it can be made without the
+earlier segments. So reading starts at the last segment, and earlier ones may be deleted. A *reference* is the place of
+an entry: segment and offset in one integer, which grows from entry to entry.
+
 `durability`: with `process`, what `append` has returned for survives the end of this process by whatever cause (the
 kernel has it); with `disk` it also survives a power failure (fsync).
 """
@@ -15,18 +19,35 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from .protocol.errors import JournalError
 
-__all__ = ["MAX_ENTRY_BYTES", "Journal", "Tail", "read_segment", "segments", "tail_of"]
+__all__ = [
+    "MAGIC",
+    "MAX_ENTRY_BYTES",
+    "EntryReader",
+    "Journal",
+    "Tail",
+    "read_segment",
+    "reference",
+    "segments",
+    "tail_of",
+]
 
+# The first bytes of each segment.
 MAGIC = b"rankd journal 1\n"
 _HEAD = struct.Struct("<II")
 _NAME = re.compile(r"\d{8}\.journal")
+_UNFINISHED = ".unfinished"
+# A reference is segment * _OFFSETS + offset; no segment is a tebibyte.
+_OFFSETS = 2**40
+# Segments that are open for reading back; a stalled rank makes the others' blocks wait in several.
+_MAX_READERS = 16
 # One message's worth of items and the entry around it; a larger length is damage, not data.
 MAX_ENTRY_BYTES = 64 * 2**20
 
@@ -47,8 +68,6 @@ def read_segment(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
         magic = file.read(len(MAGIC))
         if magic != MAGIC:
-            if MAGIC.startswith(magic):
-                return  # the crash came before the first entry
             raise JournalError(f"{path} is not a segment of a rankd journal (it begins with {magic[:16]!r})")
         offset = len(MAGIC)
         while True:
@@ -94,97 +113,239 @@ def _only_zeros(file: BinaryIO) -> bool:
     return not any(any(chunk) for chunk in iter(lambda: file.read(2**16), b""))
 
 
+def reference(segment: int, offset: int) -> int:
+    """The reference of the entry that begins there."""
+    return segment * _OFFSETS + offset
+
+
+class EntryReader:
+    """Reads single entries back, by their references; keeps some segments open."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def fetch(self, reference: int) -> bytes:
+        """The payload of an entry.
+
+        Raises:
+            JournalError: it is not there any more, or damaged.
+        """
+        number, offset = divmod(reference, _OFFSETS)
+        path = _path(self._directory, number)
+        try:
+            fd = self._fd(number)
+            length, crc = _HEAD.unpack(os.pread(fd, _HEAD.size, offset))
+            payload = os.pread(fd, length, offset + _HEAD.size)
+        except (OSError, struct.error) as e:
+            raise JournalError(f"{path} cannot be read at byte {offset}: {e}") from e
+        if len(payload) != length or zlib.crc32(payload) != crc:
+            raise JournalError(f"{path} is damaged at byte {offset}: an entry's checksum is wrong")
+        return payload
+
+    def close(self) -> None:
+        """Let go of the files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _fd(self, number: int) -> int:
+        fd = self._open.pop(number, -1)
+        if fd < 0:
+            fd = os.open(_path(self._directory, number), os.O_RDONLY | os.O_CLOEXEC)
+        self._open[number] = fd
+        if len(self._open) > _MAX_READERS:
+            os.close(self._open.popitem(last=False)[1])
+        return fd
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"{number:08}.journal"
+
+
 class Journal:
     """The writing side, held by one collector. Call `replay` to its end once, then `append`.
+
+    Args:
+        segment_size: bytes after which `due` asks for the next segment.
+        durability: `process` or `disk`; see above.
+        keep: bytes of older segments that `forget` leaves; None: all.
 
     Raises:
         JournalError: the directory cannot be used; says why.
     """
 
-    def __init__(self, directory: Path, *, segment_size: int = 64 * 2**20, durability: str = "process") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_size: int = 64 * 2**20,
+        durability: str = "process",
+        keep: int | None = None,
+    ) -> None:
         self._directory = directory
         self._segment_size = segment_size
         self._sync = durability == "disk"
+        self._keep = keep
         self._fd = -1
         self._size = 0
         self._number = 0
+        self._reader = EntryReader(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise JournalError(f"the journal needs the directory {directory}: {e.strerror}") from e
 
     @property
-    def size(self) -> int:
-        """Bytes in the newest segment."""
-        return self._size
+    def due(self) -> bool:
+        """The newest segment has reached its size: time for `rotate`."""
+        return self._size >= self._segment_size
 
-    def replay(self) -> Iterator[bytes]:
-        """All payloads so far; afterwards the torn tail of the last segment is cut and `append` goes on there.
+    @property
+    def end(self) -> int:
+        """The reference that the next entry will get."""
+        return self._reference(self._size)
+
+    def replay(self, usable: Callable[[bytes], bool] = lambda _: True) -> Iterator[tuple[int, bytes]]:
+        """The entries (reference, payload) from the newest usable checkpoint on, which comes first where there is one.
+
+        Afterwards the torn tail is cut and `append` goes on there.
+
+        Args:
+            usable: whether the state can be made from this checkpoint; if not, reading starts one earlier.
 
         Raises:
-            JournalError: damage before the end.
+            JournalError: a segment that is none, or is damaged before its end.
         """
+        for left in self._directory.glob(f"*{_UNFINISHED}"):
+            left.unlink()
         paths = segments(self._directory)
-        for path in paths:
+        if not paths:
+            self._number = 1
+            self._resume(self._write_segment(MAGIC), len(MAGIC))
+            return
+        end = len(MAGIC)
+        for path in paths[self._first(paths, usable) :]:
+            self._number = int(path.stem)
             end = len(MAGIC)
-            for end, payload in read_segment(path):  # noqa: B007 - the last offset is where the whole entries end
-                yield payload
+            for next_end, payload in read_segment(path):
+                yield self._reference(end), payload
+                end = next_end
             if path != paths[-1] and path.stat().st_size != end:
                 raise JournalError(
-                    f"{path} is damaged at byte {end} of {path.stat().st_size}: an entry's checksum is wrong and later "
-                    "segments follow. Restore the file, or move the journal away to start a new one"
+                    f"{path} is damaged at byte {end} of {path.stat().st_size}, and later segments follow. Restore it, "
+                    "or move the journal away to start a new one"
                 )
-        if paths:
-            self._number = int(paths[-1].stem)
-            self._resume(paths[-1], end)
-        else:
-            self._start_segment()
+        self._resume(paths[-1], end)
 
-    def append(self, payloads: Iterable[bytes]) -> None:
-        """Write these entries, all or none of them; when this returns, they are stored as `durability` says.
+    @staticmethod
+    def _first(paths: list[Path], usable: Callable[[bytes], bool]) -> int:
+        """Where to start reading; at the oldest segment if none is usable."""
+        for index in range(len(paths) - 1, 0, -1):
+            checkpoint = next(read_segment(paths[index]), None)
+            if checkpoint is not None and usable(checkpoint[1]):
+                return index
+        return 0
+
+    def append(self, payloads: Iterable[bytes]) -> list[int]:
+        """Write these entries, all or none of them, and return their references.
+
+        When this returns they are stored as `durability` says.
 
         Raises:
             OSError: not possible now (disk full, quota, …); the journal is as it was before, and may be tried again.
         """
-        parts = [part for p in payloads for part in (_HEAD.pack(len(p), zlib.crc32(p)), p)]
+        parts: list[bytes] = []
+        references: list[int] = []
+        end = self._size
+        for payload in payloads:
+            references.append(self._reference(end))
+            parts += (_HEAD.pack(len(payload), zlib.crc32(payload)), payload)
+            end += _HEAD.size + len(payload)
         if not parts:
-            return
-        if self._size >= self._segment_size:
-            self._start_segment()
-        data = memoryview(b"".join(parts))
+            return []
         try:
-            _write_all(self._fd, data)
+            _write_all(self._fd, memoryview(b"".join(parts)))
             if self._sync:
                 os.fdatasync(self._fd)
         except OSError:
             os.ftruncate(self._fd, self._size)
             raise
-        self._size += len(data)
+        self._size = end
+        return references
+
+    def rotate(self, checkpoint: bytes) -> None:
+        """Begin the next segment with this payload.
+
+        Raises:
+            OSError: as `append`.
+        """
+        self._number += 1
+        try:
+            path = self._write_segment(MAGIC + _HEAD.pack(len(checkpoint), zlib.crc32(checkpoint)) + checkpoint)
+        except OSError:
+            self._number -= 1
+            raise
+        os.close(self._fd)
+        self._resume(path, path.stat().st_size)
+
+    def fetch(self, reference: int) -> bytes:
+        """The payload of an entry.
+
+        Raises:
+            JournalError: it is not there any more, or damaged.
+        """
+        return self._reader.fetch(reference)
+
+    def forget(self, needed: int) -> list[Path]:
+        """Delete the oldest segments beyond what is to be kept; none from the entry `needed` on.
+
+        Returns:
+            What was deleted.
+        """
+        if self._keep is None:
+            return []
+        older = segments(self._directory)[:-1]
+        total = sum(path.stat().st_size for path in older)
+        gone = []
+        for path in older:
+            if total <= self._keep or int(path.stem) >= needed // _OFFSETS:
+                break
+            total -= path.stat().st_size
+            path.unlink()
+            gone.append(path)
+        return gone
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the files."""
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
+        self._fd = -1
+        self._reader.close()
 
-    def _start_segment(self) -> None:
-        path = self._directory / f"{self._number + 1:08}.journal"
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    def _reference(self, offset: int) -> int:
+        return reference(self._number, offset)
+
+    def _write_segment(self, data: bytes) -> Path:
+        """A new segment that appears with all of its first bytes, or not at all."""
+        path = _path(self._directory, self._number)
+        unfinished = path.with_suffix(_UNFINISHED)
+        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         try:
-            _write_all(fd, memoryview(MAGIC))
+            _write_all(fd, memoryview(data))
+            if self._sync:
+                os.fsync(fd)
         except OSError:
-            os.close(fd)
-            path.unlink()
+            unfinished.unlink()
             raise
-        self.close()
-        self._fd, self._size, self._number = fd, len(MAGIC), self._number + 1
+        finally:
+            os.close(fd)
+        unfinished.rename(path)
+        return path
 
     def _resume(self, path: Path, end: int) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        os.ftruncate(self._fd, end if path.stat().st_size >= len(MAGIC) else 0)
-        if os.fstat(self._fd).st_size == 0:
-            _write_all(self._fd, memoryview(MAGIC))
-        self._size = os.fstat(self._fd).st_size
+        os.ftruncate(self._fd, end)
+        self._size = end
 
 
 def _write_all(fd: int, data: memoryview) -> None:

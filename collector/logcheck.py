@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Finding:
 
 
 class LogComparison:
-    """Takes what the journal releases, in order, and compares it with the logs below `output`.
+    """Takes what the journal releases, in order, and compares it with the logs below `output`, from `sizes` on.
 
     Attributes:
         findings: the first difference of each log.
@@ -48,9 +48,9 @@ class LogComparison:
         short: bytes that the journal has and the log lacks at its end, by log.
     """
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, sizes: Mapping[str, int]) -> None:
         self.findings: list[Finding] = []
-        self.sizes: dict[str, int] = {}
+        self.sizes = dict(sizes)
         self.short: dict[str, int] = {}
         self._output = output
         self._renderer = Renderer()

@@ -11,8 +11,8 @@ the head, and shrinks as floors rise. So an arriving item costs the same with 8 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from typing import Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeAlias, TypeVar
 
 __all__ = ["START", "Floor", "Key", "Ordering", "above", "at"]
 
@@ -107,16 +107,32 @@ class Ordering(Generic[_T]):
             return None
         return self._heap[0], frozenset(self._waiting)
 
-    def held(self) -> Iterator[tuple[Key, int, list[_T]]]:
-        """Everything held, in no order; for checkpoints and figures."""
-        for key, by_rank in self._held.items():
-            for rank, items in by_rank.items():
-                yield key, rank, items
-
-    def floors(self) -> dict[int, Floor]:
-        """A copy of all known floors; for checkpoints."""
-        return dict(self._floors)
+    def held(self) -> Iterator[_T]:
+        """Everything held, in no order."""
+        for by_rank in self._held.values():
+            for items in by_rank.values():
+                yield from items
 
     def counting(self) -> frozenset[int]:
         """The ranks that count now."""
         return frozenset(self._counting)
+
+    def freeze(self, item: Callable[[_T], Any]) -> list[Any]:
+        """The whole state as lists and integers; `item` makes them of an item."""
+        held = [
+            [*key, [[rank, [item(i) for i in items]] for rank, items in by_rank.items()]]
+            for key, by_rank in self._held.items()
+        ]
+        return [[[r, *f] for r, f in self._floors.items()], sorted(self._counting), list(self.passed), held]
+
+    @classmethod
+    def thaw(cls, frozen: list[Any], item: Callable[[Any], _T]) -> Ordering[_T]:
+        """The state that `freeze` gave."""
+        self = cls()
+        floors, counting, passed, held = frozen
+        self._floors = {rank: (a, s, m, above) for rank, a, s, m, above in floors}
+        self._counting = set(counting)
+        self.passed = (passed[0], passed[1], passed[2])
+        self._held = {(a, s, m): {rank: list(map(item, items)) for rank, items in ranks} for a, s, m, ranks in held}
+        self._heap = sorted(self._held)
+        return self

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .entries import Checkpoint
 from .protocol.errors import RankdError
 from .replay import Replay
-from .run import Released, Run
+from .run import Released
 from .sinks.speclog import MERGED_LOG, SpecLogSink
 
 __all__ = ["add_arguments", "progress_line", "rebuild", "run"]
@@ -48,30 +49,36 @@ def rebuild(output: Path, into: Path, progress: Callable[[int, int], None]) -> R
     """
     if into.resolve() == output.resolve() or output.resolve() in into.resolve().parents:
         raise RankdError(f"--into {into} lies in the run's own directory, which is only read; choose another place")
-    replay = Replay(output, progress)
+    replay = Replay(output)
+    if not replay.whole:
+        gone = f"the segments before {replay.segments[0].name} were deleted (rankd.journal.keep)"
+        raise RankdError(f"{output}: {gone}, so the beginning of the logs cannot be made again")
     try:
         if into.exists() and (not into.is_dir() or any(into.iterdir())):
             raise RankdError(f"--into {into} is not an empty directory; choose a fresh one, nothing is written over")
         into.mkdir(parents=True, exist_ok=True)
-        _write_logs(replay, into)
+        _write_logs(replay, into, progress)
     except OSError as e:
         raise RankdError(f"the logs cannot be written into {into}: {e}") from e
     return replay
 
 
-def _write_logs(replay: Replay, into: Path) -> None:
-    state, sink = Run(), SpecLogSink(into)
+def _write_logs(replay: Replay, into: Path, progress: Callable[[int, int], None]) -> None:
+    sink = SpecLogSink(into)
     try:
         sink.resume({})
         batch: list[Released] = []
-        for count, located in enumerate(replay, 1):
-            batch += state.apply(located.entry)
+        for count, located in enumerate(replay.read(progress), 1):
+            if isinstance(located.entry, Checkpoint):
+                continue
+            batch += replay.run.apply(located.entry, located.reference)
             if count % _BATCH_ENTRIES == 0 or len(batch) >= _BATCH_RELEASED:
                 sink.write(batch)
                 batch.clear()
         sink.write(batch)
         sink.settle()
     finally:
+        replay.close()
         sink.close()
 
 

@@ -1,18 +1,21 @@
-"""Reads a run's journal from outside: every entry in order, with its place. Writes and locks nothing.
+"""Reads a run's journal from outside: every entry in order, with its place, and the run they make. Locks nothing.
 
+Where the oldest segments have been deleted (`rankd.journal.keep`), it starts from the checkpoint of the oldest one left.
 A collector may be at work meanwhile; then this ends where the journal ended when it was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
-from .entries import Entry, decode_entry
-from .journal import MAGIC, Tail, read_segment, segments, tail_of
+from .entries import Checkpoint, Entry, decode_entry
+from .journal import MAGIC, EntryReader, Tail, read_segment, reference, segments, tail_of
 from .place import JOURNAL
 from .protocol.errors import JournalError, RankdError
+from .run import Run
 
 __all__ = ["Located", "Replay", "show_nothing"]
 
@@ -23,7 +26,16 @@ class Located:
 
     segment: Path
     offset: int
-    entry: Entry
+    entry: Entry | Checkpoint
+
+    @property
+    def reference(self) -> int:
+        """What the journal calls this place."""
+        return reference(_number(self.segment), self.offset)
+
+
+def _number(segment: Path) -> int:
+    return int(segment.stem)
 
 
 def show_nothing(done: int, total: int) -> None:
@@ -35,19 +47,19 @@ class Replay:
 
     Attributes:
         bytes: of all segments, when it was opened.
+        run: the state before the first entry; whoever reads applies the entries to it.
+        sizes: of the logs before the first entry; empty where the journal is there from its beginning.
         entries: how many have been read so far.
         tail: what stands behind the last whole entry of the last segment, once all has been read.
 
     Args:
         output: the run's output directory.
-        progress: called now and then with the bytes read and the bytes in all.
 
     Raises:
         RankdError: there is no journal to read.
     """
 
-    def __init__(self, output: Path, progress: Callable[[int, int], None] = show_nothing) -> None:
-        self._progress = progress
+    def __init__(self, output: Path) -> None:
         try:
             self.segments = segments(output / JOURNAL)
             self.bytes = sum(path.stat().st_size for path in self.segments)
@@ -57,26 +69,52 @@ class Replay:
             raise RankdError(f"{output} holds no run: there is no journal in {output / JOURNAL}")
         self.entries = 0
         self.tail = Tail(0, 0, torn=True)
+        self._reader = EntryReader(output / JOURNAL)
+        self.run = Run(self._reader.fetch)
+        self.sizes: Mapping[str, int] = {}
+        if not self.whole:
+            self._start_from_checkpoint()
 
-    def __iter__(self) -> Iterator[Located]:
-        """All entries, once.
+    @property
+    def whole(self) -> bool:
+        """No segment has been deleted at the beginning."""
+        return _number(self.segments[0]) == 1
+
+    def _start_from_checkpoint(self) -> None:
+        first = self.segments[0]
+        entry = next((decode_entry(payload) for _, payload in read_segment(first)), None)
+        if not isinstance(entry, Checkpoint):
+            raise JournalError(f"{first}: byte {len(MAGIC)}: expected a checkpoint, and earlier segments are gone")
+        self.run, self.sizes = Run.thaw(entry.state, self._reader.fetch), entry.sizes
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._reader.close()
+
+    def read(self, progress: Callable[[int, int], None] = show_nothing) -> Iterator[Located]:
+        """All entries, once; the checkpoint that it starts from is not among them.
+
+        Args:
+            progress: called now and then with the bytes read and the bytes in all.
 
         Raises:
             JournalError: damage, or what another version has written; says where.
             RankdError: a segment cannot be read.
         """
         before = 0
-        for path in self.segments:
+        for path, expected in zip(self.segments, count(_number(self.segments[0])), strict=False):
+            if _number(path) != expected:
+                raise JournalError(f"{path}: expected segment {expected} before it, found none")
             try:
                 for located in self._segment(path):
                     yield located
                     if self.entries % 256 == 0:
-                        self._progress(before + located.offset, self.bytes)
+                        progress(before + located.offset, self.bytes)
                 self._close_segment(path)
             except OSError as e:
                 raise RankdError(f"{path} cannot be read: {e.strerror}") from e
             before += self.tail.offset
-        self._progress(self.bytes, self.bytes)
+        progress(self.bytes, self.bytes)
 
     def _segment(self, path: Path) -> Iterator[Located]:
         start = 0
@@ -88,7 +126,8 @@ class Replay:
             except JournalError as e:
                 raise JournalError(f"{path}: byte {begin}: {e}") from None
             self.entries += 1
-            yield Located(path, begin, entry)
+            if begin > len(MAGIC) or path != self.segments[0] or self.whole:
+                yield Located(path, begin, entry)
             start = end
         self._end = start or len(MAGIC)
 

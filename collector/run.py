@@ -7,20 +7,25 @@ entries and of nothing else, so the same journal gives the same logs, byte for b
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from .accounts import DONE, Accounts, Row
-from .entries import Back, Ended, Entry, HeldOut, Lost, Opened, Stored
+from .entries import Back, Ended, Entry, HeldOut, Lost, Opened, Stored, decode_entry
 from .intake import Admitted, Attempt, Intake, Session
 from .ordering import Key, Ordering, above, at
 from .protocol.records import Comment, Position, RankBlock
 from .protocol.wire import Block, Gap, Goodbye, Note, Table, decode_item
 
-__all__ = ["DONE", "RankState", "RankView", "Released", "Run"]
+__all__ = ["DONE", "HELD_BYTES", "RankState", "RankView", "Released", "Run"]
 
 Released: TypeAlias = RankBlock | Comment
+
+# Some seconds of 1,024 ranks at full rate. A stalled rank makes the others wait for longer than that on disk.
+HELD_BYTES = 64 * 2**20
+_MAX_FETCHED = 2_048
 
 
 class RankState(enum.Enum):
@@ -42,19 +47,46 @@ class RankView:
     position: Position | None = None
     reason: str = ""
 
+    def freeze(self) -> list[Any]:
+        """All of it as lists, numbers and text."""
+        key = None if self.position is None else list(self.position.key)
+        return [self.state.value, key, self.reason]
+
+    @staticmethod
+    def thaw(frozen: list[Any]) -> RankView:
+        """The view that `freeze` gave."""
+        state, key, reason = frozen
+        return RankView(RankState(state), None if key is None else Position.from_key(tuple(key)), reason)
+
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One block (or note) waiting for its position's release."""
+    """One block (or note) waiting for its position's release: the `index`-th item of the journal's entry `reference`.
+
+    `item` None: it is read from there when its time comes.
+    """
 
     session: Session
-    item: Block | Note | Gap
+    reference: int
+    index: int
+    size: int
+    item: Block | Note | Gap | None
 
 
 class Run:
-    """The state of one run (one output directory)."""
+    """The state of one run (one output directory).
 
-    def __init__(self) -> None:
+    Args:
+        fetch: gives the payload of a journal entry back, by its reference.
+        held_bytes: of what waits for release, this much is kept in memory; the rest is fetched.
+    """
+
+    def __init__(self, fetch: Callable[[int], bytes], *, held_bytes: int = HELD_BYTES) -> None:
+        self._fetch = fetch
+        self._held_bytes_most = held_bytes
+        self._held_bytes = 0
+        # Entries that were fetched lately, by reference: the items of one entry are released one position at a time.
+        self._fetched: OrderedDict[int, tuple[bytes, ...]] = OrderedDict()
         self.intake = Intake()
         self.ranks: dict[int, RankView] = {}
         self.accounts = Accounts()
@@ -102,12 +134,12 @@ class Run:
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
-    def apply(self, entry: Entry) -> list[Released]:
-        """Take one entry and return what it releases, in order."""
+    def apply(self, entry: Entry, reference: int = 0) -> list[Released]:
+        """Take one entry, which the journal has at `reference`, and return what it releases, in order."""
         out: list[Released] = []
         match entry:
             case Stored():
-                out += self._stored(entry)
+                out += self._stored(entry, reference)
             case Opened():
                 self._opened(entry)
             case Lost():
@@ -157,15 +189,15 @@ class Run:
                 view.state = RankState.EXPECTED
                 self._ordering.expect(rank)
 
-    def _stored(self, entry: Stored) -> Iterator[Released]:
+    def _stored(self, entry: Stored, reference: int) -> Iterator[Released]:
         session = self.intake.sessions[entry.session]
-        for item in entry.items or self._decoded(session, entry.raws):
+        for index, item in enumerate(entry.items or self._decoded(session, entry.raws)):
             session.stored = max(session.stored, item.seq)
             match item:
                 case Block():
-                    yield from self._block(session, item)
+                    yield from self._block(item, _Held(session, reference, index, len(entry.raws[index]), item))
                 case Note() | Gap():
-                    yield from self._note(session, item)
+                    yield from self._note(item, _Held(session, reference, index, len(entry.raws[index]), item))
                 case Goodbye():
                     yield from self._goodbye(session, item)
                 case Table():
@@ -177,7 +209,8 @@ class Run:
             session.admitted = max(session.admitted, item.seq)
             yield item
 
-    def _block(self, session: Session, block: Block) -> Iterator[Released]:
+    def _block(self, block: Block, held: _Held) -> Iterator[Released]:
+        session = held.session
         position, opens = self.intake.place(session, block)
         if opens:
             self._begin_attempt(self.intake.attempts[-1])
@@ -185,18 +218,21 @@ class Run:
         view = self.ranks[rank]
         self.accounts.received(session.number, position, block.record_count)
         if block.frames:
-            yield from self._hold_or_late(session, position, block)
+            yield from self._hold_or_late(position, held)
         if not block.addendum:
             view.position = position
             self._ordering.raise_floor(rank, above(key) if block.complete else at(key))
             self._catch_up(rank)
 
-    def _hold_or_late(self, session: Session, position: Position, item: Block | Note | Gap) -> Iterator[Released]:
-        held = _Held(session, item)
+    def _hold_or_late(self, position: Position, held: _Held) -> Iterator[Released]:
         if self._ordering.is_late(position.key):
-            yield from self._rank_block(session.rank, position, [held], late=True)
+            yield from self._rank_block(held.session.rank, position, [held], late=True)
+            return
+        if self._held_bytes + held.size > self._held_bytes_most:
+            held = replace(held, item=None)
         else:
-            self._ordering.hold(session.rank, position.key, held)
+            self._held_bytes += held.size
+        self._ordering.hold(held.session.rank, position.key, held)
 
     def _catch_up(self, rank: int) -> None:
         """A rank that was lost or held out counts again once it has passed what is already released."""
@@ -206,7 +242,8 @@ class Run:
             view.state = RankState.LIVE
             ordering.expect(rank)
 
-    def _note(self, session: Session, note: Note | Gap) -> Iterator[Released]:
+    def _note(self, note: Note | Gap, held: _Held) -> Iterator[Released]:
+        session = held.session
         if isinstance(note, Gap):
             self.accounts.dropped(session.number, session.attempt, note.cause, note.records)
             step, micro_step = note.last
@@ -215,7 +252,7 @@ class Run:
                 self.first_failure = (session.rank, note.text)
             step, micro_step = (note.step or session.step or 1), note.micro_step
         position = Position(session.attempt, step, micro_step)
-        yield from self._hold_or_late(session, position, note)
+        yield from self._hold_or_late(position, held)
 
     def _goodbye(self, session: Session, goodbye: Goodbye) -> Iterator[Released]:
         session.over = True
@@ -255,19 +292,33 @@ class Run:
             position = Position.from_key(key)
             yield from self._announce(None, position.attempt)
             for rank, held in by_rank:
+                self._held_bytes -= sum(h.size for h in held if h.item is not None)
                 yield from self._rank_block(rank, position, held)
 
     def _rank_block(self, rank: int, position: Position, held: list[_Held], late: bool = False) -> Iterator[Released]:
         if not late:
             yield from self._announce(rank, position.attempt)
-        blocks = [h.item for h in held if isinstance(h.item, Block)]
+        items = [h.item or self._read(h) for h in held]
+        blocks = [item for item in items if isinstance(item, Block)]
         frames = tuple(frame for block in blocks for frame in block.frames)
-        comments = tuple(_comment(rank, h.item) for h in held if not isinstance(h.item, Block))
-        for h in held:
-            if isinstance(h.item, Block):
-                self.accounts.written(h.session.number, position.attempt, h.item.record_count)
+        comments = tuple(_comment(rank, item) for item in items if not isinstance(item, Block))
+        for h, item in zip(held, items, strict=True):
+            if isinstance(item, Block):
+                self.accounts.written(h.session.number, position.attempt, item.record_count)
         time = blocks[-1].time if blocks else 0.0
         yield RankBlock(rank, position, frames, comments, late, held[-1].session.hello.total_steps, time)
+
+    def _read(self, held: _Held) -> Block | Note | Gap:
+        raws = self._fetched.get(held.reference)
+        if raws is None:
+            entry = decode_entry(self._fetch(held.reference))
+            assert isinstance(entry, Stored)
+            raws = self._fetched[held.reference] = entry.raws
+            if len(self._fetched) > _MAX_FETCHED:
+                self._fetched.popitem(last=False)
+        item = decode_item(raws[held.index], held.session.tables)
+        assert isinstance(item, Block | Note | Gap)
+        return item
 
     def _announce(self, who: int | None, attempt: int) -> Iterator[Released]:
         if self._announced.get(who, 0) < attempt:
@@ -284,6 +335,34 @@ class Run:
         written, dropped = self.accounts.total_written(), self.accounts.total_dropped()
         text = f"attempt {len(self.intake.attempts)}: {written} records of {len(self.ranks)} ranks, {dropped} dropped"
         yield Comment(None, "end", text)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def oldest_needed(self, otherwise: int) -> int:
+        """The reference of the oldest entry that may have to be fetched; `otherwise` where there is none."""
+        return min((held.reference for held in self._ordering.held()), default=otherwise)
+
+    def freeze(self) -> list[Any]:
+        """The whole state as lists, numbers, text and bytes, for a checkpoint."""
+        ordering = self._ordering.freeze(lambda h: [h.session.number, h.reference, h.index, h.size])
+        ranks = [[rank, *view.freeze()] for rank, view in self.ranks.items()]
+        announced = [[-1 if who is None else who, attempt] for who, attempt in self._announced.items()]
+        accounts = self.accounts.freeze()
+        return [self.intake.freeze(), ordering, ranks, accounts, announced, self.ended, self.first_failure]
+
+    @classmethod
+    def thaw(cls, frozen: list[Any], fetch: Callable[[int], bytes], *, held_bytes: int = HELD_BYTES) -> Run:
+        """The state that `freeze` gave; what was held is fetched when its time comes."""
+        self = cls(fetch, held_bytes=held_bytes)
+        intake, ordering, ranks, accounts, announced, self.ended, failure = frozen
+        self.intake = Intake.thaw(intake)
+        sessions = self.intake.sessions
+        self._ordering = Ordering.thaw(ordering, lambda h: _Held(sessions[h[0]], h[1], h[2], h[3], None))
+        self.ranks = {rank: RankView.thaw(fields) for rank, *fields in ranks}
+        self.accounts = Accounts.thaw(accounts)
+        self._announced = {None if who < 0 else who: attempt for who, attempt in announced}
+        self.first_failure = None if failure is None else (failure[0], failure[1])
+        return self
 
 
 def _comment(rank: int, item: Block | Note | Gap) -> Comment:

@@ -24,14 +24,14 @@ import zmq
 
 from .accounts import account_table
 from .config import RankdConfig
-from .entries import Ended, Entry, Opened, Stored, decode_entry, encode_entry
+from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, encode_entry
 from .intake import Session
 from .journal import Journal
 from .liveness import Liveness
 from .place import Place
 from .protocol.errors import ProtocolError, RankdError, VersionError
 from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
-from .run import RankState, Run
+from .run import RankState, Released, Run
 from .sinks.sink import Sink
 from .sinks.speclog import SpecLogSink
 
@@ -79,10 +79,13 @@ class Collector:
         self._place = Place(Path(config.output))
         self._run_id = self._place.run_id()
         self._journal = Journal(
-            self._place.journal, segment_size=config.journal.segment_size, durability=config.journal.durability
+            self._place.journal,
+            segment_size=config.journal.segment_size,
+            durability=config.journal.durability,
+            keep=config.journal.keep,
         )
         self._sink: Sink = SpecLogSink(self._place.output)
-        self._run = Run()
+        self._run = Run(self._journal.fetch)
         self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold)
         self._peers: dict[bytes, Session] = {}
         self._refusals: Counter[str] = Counter()
@@ -95,12 +98,24 @@ class Collector:
 
     def _recover(self) -> None:
         """Make the run's state again from the journal, and complete what the logs miss."""
-        self._sink.resume({})
-        for payload in self._journal.replay():
-            self._sink.write(self._run.apply(decode_entry(payload)))
+        begun = False
+        for reference, payload in self._journal.replay(self._can_start_from):
+            entry = decode_entry(payload)
+            if not begun:
+                begun = True
+                self._sink.resume(entry.sizes if isinstance(entry, Checkpoint) else {})
+                if isinstance(entry, Checkpoint):
+                    self._run = Run.thaw(entry.state, self._journal.fetch)
+            if not isinstance(entry, Checkpoint):
+                self._write(self._run.apply(entry, reference))
         self._sink.settle()
         if self._run.intake.sessions:
             log.info("recovered %d sessions from the journal", len(self._run.intake.sessions))
+
+    def _can_start_from(self, payload: bytes) -> bool:
+        """Not from a checkpoint that a log is shorter than (power failure, truncation): what is missing is rendered."""
+        checkpoint = decode_entry(payload)
+        return isinstance(checkpoint, Checkpoint) and self._sink.reaches(checkpoint.sizes)
 
     def _bind(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -269,31 +284,44 @@ class Collector:
 
     def _store(self, entries: list[Entry], touched: dict[bytes, Session]) -> None:
         """Journal, acknowledge, apply and write; empties both arguments."""
-        self._append(entries)
+        references = self._append(entries)
         for peer, session in touched.items():
             self._send(peer, Ack(session.admitted))
-        self._apply(entries)
+        self._apply(entries, references)
         entries.clear()
         touched.clear()
 
     def _commit(self, entries: list[Entry]) -> None:
         """Journal, apply and write."""
-        self._append(entries)
-        self._apply(entries)
+        self._apply(entries, self._append(entries))
 
-    def _append(self, entries: list[Entry]) -> None:
+    def _append(self, entries: list[Entry]) -> list[int]:
         payloads = [encode_entry(entry) for entry in entries]
-        self._until_possible("the journal", lambda: self._journal.append(payloads))
+        references: list[int] = []
+        self._until_possible("the journal", lambda: references.extend(self._journal.append(payloads)))
+        return references
 
-    def _apply(self, entries: list[Entry]) -> None:
-        released = [item for entry in entries for item in self._run.apply(entry)]
-        if not released:
-            return
+    def _apply(self, entries: list[Entry], references: list[int]) -> None:
+        released: list[Released] = []
+        for entry, reference in zip(entries, references, strict=True):
+            released += self._run.apply(entry, reference)
+        self._write(released)
+        if self._journal.due:
+            self._next_segment()
+
+    def _write(self, released: list[Released]) -> None:
         try:
             self._sink.write(released)
         except OSError as e:
             self._report_trouble("the logs", e)
             self._until_possible("the logs", self._sink.retry)
+
+    def _next_segment(self) -> None:
+        """Only between turns, when all that was applied is also written."""
+        checkpoint = encode_entry(Checkpoint(self._run.freeze(), self._sink.sizes()))
+        self._until_possible("the journal", lambda: self._journal.rotate(checkpoint))
+        for path in self._journal.forget(self._run.oldest_needed(otherwise=self._journal.end)):
+            log.info("deleted %s (rankd.journal.keep)", path)
 
     def _until_possible(self, what: str, write: Callable[[], None]) -> None:
         reported = False

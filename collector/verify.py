@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .accounts import account_table
-from .entries import Stored
+from .entries import Checkpoint, Entry, Stored
 from .logcheck import Finding, LogComparison, MergedLog
 from .place import holder
 from .protocol.errors import JournalError, ProtocolError, RankdError
 from .protocol.wire import Item, Table, decode_item
 from .rebuild import progress_line
 from .replay import Located, Replay, show_nothing
-from .run import Released, Run
+from .run import Released
 from .sinks.speclog import MERGED_LOG
 
 __all__ = ["Verification", "add_arguments", "run"]
@@ -64,11 +64,11 @@ class Verification:
         self._output = output
         # Asked first: a collector that comes to work meanwhile finds a journal that this has not read.
         self._collector = holder(output)
-        self._state = Run()
-        self._items = 0
-        self._logs = LogComparison(output)
-        self._merged = MergedLog(output)
         self._replay = Replay(output)
+        self._state = self._replay.run
+        self._items = 0
+        self._logs = LogComparison(output, self._replay.sizes)
+        self._merged = MergedLog(output)
 
     def run(self, progress: Callable[[int, int], None] = show_nothing) -> None:
         """Check everything.
@@ -76,9 +76,8 @@ class Verification:
         Raises:
             RankdError: a file cannot be read.
         """
-        self._replay = Replay(self._output, progress)
         try:
-            whole = self._check_journal()
+            whole = self._check_journal(progress)
             if whole:
                 self._check_logs()
             self._merged.read(self._logs.sizes.get(MERGED_LOG, 0) if whole else 2**63)
@@ -95,8 +94,7 @@ class Verification:
 
     def summary(self) -> list[str]:
         """What was checked, in a few lines."""
-        replay = self._replay
-        merged = self._merged
+        replay, merged = self._replay, self._merged
         journal = f"{len(replay.segments)} segments, {replay.bytes} bytes, {replay.entries} entries"
         text = f"{merged.lines} lines, {sum(merged.records.values())} records of {len(merged.records)} ranks"
         return [
@@ -106,29 +104,45 @@ class Verification:
 
     # -- the journal --------------------------------------------------------------------------------------------------
 
-    def _check_journal(self) -> bool:
+    def _check_journal(self, progress: Callable[[int, int], None]) -> bool:
         """Read it, and the logs along with it; True: it is readable to its end."""
         batch: list[Released] = []
         try:
-            for located in self._replay:
-                batch += self._apply(located)
+            for located in self._replay.read(progress):
+                if isinstance(located.entry, Checkpoint):
+                    self._compare(batch)
+                    self._check_checkpoint(located, located.entry)
+                    continue
+                batch += self._apply(located, located.entry)
                 if len(batch) >= _BATCH_RELEASED:
-                    self._logs.expect(batch)
-                    batch.clear()
+                    self._compare(batch)
         except (JournalError, ProtocolError) as e:
             self.findings.append(Finding("journal", "entries that can be read to the end", str(e)))
             return False
-        self._logs.expect(batch)
+        self._compare(batch)
         self._check_tail()
         return True
 
-    def _apply(self, located: Located) -> list[Released]:
+    def _compare(self, batch: list[Released]) -> None:
+        self._logs.expect(batch)
+        batch.clear()
+
+    def _check_checkpoint(self, located: Located, checkpoint: Checkpoint) -> None:
+        """A restart goes on from here, so it must say what the entries before it make."""
+        where = f"{located.segment}: byte {located.offset}"
+        made = self._logs.sizes
+        for name in sorted({*checkpoint.sizes, *made}):
+            if (said := checkpoint.sizes.get(name, 0)) != made.get(name, 0):
+                self.findings.append(
+                    Finding(where, f"{name} of {made.get(name, 0)} bytes in the checkpoint", str(said))
+                )
+
+    def _apply(self, located: Located, entry: Entry) -> list[Released]:
         where = f"{located.segment}: byte {located.offset}"
         try:
-            entry = located.entry
             if isinstance(entry, Stored):
                 entry = self._decoded(where, entry)
-            return self._state.apply(entry)
+            return self._state.apply(entry, located.reference)
         except ProtocolError as e:
             raise JournalError(f"{where}: {e}") from e
         except (LookupError, AssertionError) as e:
@@ -148,6 +162,7 @@ class Verification:
                 self.findings.append(Finding(where, f"item {latest + 1} {whose}", f"item {item.seq}"))
             latest = item.seq
             items.append(item)
+        session.admitted = latest
         self._items += len(items)
         return Stored(entry.session, entry.raws, tuple(items))
 
@@ -206,6 +221,11 @@ class Verification:
 
     def _tell_of_processes(self) -> None:
         state = self._state
+        if not self._replay.whole:
+            self.notes.append(
+                f"the segments before {self._replay.segments[0].name} were deleted (rankd.journal.keep): what the logs "
+                "held by then is checked by itself, not against the journal"
+            )
         if self._collector is None and not state.ended:
             self.notes.append("no collector is at work and the run has not ended: start it again to finish the logs")
         silent = [row for row in state.rows() if row.produced == "?" and row.state != "never came"]

@@ -35,6 +35,9 @@ class Sink(Protocol):
     def sizes(self) -> Mapping[str, int]:
         """Per file (relative path): how many bytes the calls so far make. For the journal's checkpoints."""
 
+    def reaches(self, sizes: Mapping[str, int]) -> bool:
+        """Whether each file is at least as long as this checkpoint says, so that `resume` can go on from it."""
+
     def resume(self, sizes: Mapping[str, int]) -> None:
         """Go on from a checkpoint: the coming `write` calls repeat earlier ones; what the files hold already is
         skipped."""
@@ -57,6 +60,9 @@ class Off:
 
     def sizes(self) -> Mapping[str, int]:
         return {}
+
+    def reaches(self, sizes: Mapping[str, int]) -> bool:
+        return True
 
     def resume(self, sizes: Mapping[str, int]) -> None:
         pass
@@ -86,6 +92,9 @@ class FanOut:
 
     def sizes(self) -> Mapping[str, int]:
         return {name: size for sink in self._sinks for name, size in sink.sizes().items()}
+
+    def reaches(self, sizes: Mapping[str, int]) -> bool:
+        return all(sink.reaches(sizes) for sink in self._sinks)
 
     def resume(self, sizes: Mapping[str, int]) -> None:
         self._each(lambda sink: sink.resume(sizes))

@@ -30,6 +30,10 @@ _MAX_OPEN_FILES = 256
 _RANK_LOG = re.compile(r"rank_(0|[1-9][0-9]*)/monitor\.log")
 
 
+def _is_log(name: str) -> bool:
+    return name == MERGED_LOG or _RANK_LOG.fullmatch(name) is not None
+
+
 def rank_log(rank: int) -> str:
     """The log of `rank`, relative to the output directory."""
     return f"rank_{rank}/monitor.log"
@@ -92,6 +96,10 @@ class SpecLogSink:
         """Per log: its size once nothing is `unwritten`."""
         return {name: log.position + len(log.waiting) for name, log in self._logs.items()}
 
+    def reaches(self, sizes: Mapping[str, int]) -> bool:
+        """Whether no log is shorter than this checkpoint says."""
+        return all(_size_of(self._output / name) >= size for name, size in sizes.items() if _is_log(name))
+
     def resume(self, sizes: Mapping[str, int]) -> None:
         """Go on from a checkpoint: see `Sink`. A log that is shorter than at the checkpoint gets a warning, and is
         appended to; its size counts from then on.
@@ -99,7 +107,7 @@ class SpecLogSink:
         Raises:
             OSError: the output directory cannot be read.
         """
-        known = {name: size for name, size in sizes.items() if name == MERGED_LOG or _RANK_LOG.fullmatch(name)}
+        known = {name: size for name, size in sizes.items() if _is_log(name)}
         found = {str(path.relative_to(self._output)) for path in self._output.glob("rank_*/monitor.log")}
         self._waiting.clear()
         self._logs.clear()

@@ -31,7 +31,7 @@ def _says(rank: int, size: int) -> Callable[[], tuple[int, int] | None]:
     ("env", "rank", "size", "source"),
     [
         pytest.param({}, 0, 1, "single process", id="nothing set"),
-        pytest.param({"HOME": "/root", "RANK": " "}, 0, 1, "single process", id="nothing that counts"),
+        pytest.param({"HOME": "/home/user", "RANK": " "}, 0, 1, "single process", id="nothing that counts"),
         pytest.param(
             _MSRUN_2, 2, 4, "MS_NODE_ID and RANK_ID and MS_WORKER_NUM and RANK_SIZE", id="msrun with a node rank"
         ),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankd.collector.entries import Entry, Opened, decode_entry, encode_entry
+from rankd.collector.entries import Checkpoint, Entry, Opened, decode_entry, encode_entry
 from rankd.collector.protocol.records import Frame, NameTable
 from rankd.collector.protocol.wire import Block, Goodbye, Hello, Item, Note, Table, encode_item
-from rankd.collector.run import Released, Run
+from rankd.collector.run import HELD_BYTES, Released, Run
 
 NAMES = NameTable(("decoder.layers.0.weight", "decoder.layers.1.weight", "output.bias"))
 
@@ -62,19 +62,32 @@ def training(
 
 
 class Core:
-    """A run under test: delivers items as the server does, and keeps entries and what was released."""
+    """A run under test: delivers items as the server does, and keeps entries and what was released.
 
-    def __init__(self) -> None:
-        self.run = Run()
+    `held_bytes` 0: everything that waits is read back from the journal (here: a list).
+    """
+
+    def __init__(self, held_bytes: int = HELD_BYTES) -> None:
+        self.run = Run(self.fetch, held_bytes=held_bytes)
         self.entries: list[Entry] = []
         self.released: list[Released] = []
 
     def apply(self, entry: Entry) -> list[Released]:
         """Journal and apply one entry."""
         self.entries.append(entry)
-        out = self.run.apply(entry)
+        out = self.run.apply(entry, len(self.entries) - 1)
         self.released += out
         return out
+
+    def fetch(self, reference: int) -> bytes:
+        """What the journal has at this place."""
+        return encode_entry(self.entries[reference])
+
+    def restart(self) -> None:
+        """The collector dies here and goes on from a checkpoint, whose bytes went through a file."""
+        checkpoint = decode_entry(encode_entry(Checkpoint(self.run.freeze(), {})))
+        assert isinstance(checkpoint, Checkpoint)
+        self.run = Run.thaw(checkpoint.state, self.fetch)
 
     def open(self, training: Training) -> None:
         """Let a process in."""
@@ -89,5 +102,9 @@ class Core:
 
     def replayed(self) -> list[Released]:
         """What the journal's bytes give when read again."""
-        again = Run()
-        return [out for entry in self.entries for out in again.apply(decode_entry(encode_entry(entry)))]
+        again, released = Run(self.fetch), []
+        for reference in range(len(self.entries)):
+            entry = decode_entry(self.fetch(reference))
+            assert not isinstance(entry, Checkpoint)
+            released += again.apply(entry, reference)
+        return released

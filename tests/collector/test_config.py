@@ -29,7 +29,7 @@ def test_defaults() -> None:
         "linger": 10.0,
         "exit_timeout": 5.0,
         "spool": {"directory": None, "size": 64 * MIB},
-        "journal": {"segment_size": 64 * MIB, "durability": "process"},
+        "journal": {"segment_size": 64 * MIB, "durability": "process", "keep": None},
     }
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankd.collector.journal import Journal, read_segment, segments
+from rankd.collector.journal import MAGIC, Journal, read_segment, segments
 from rankd.collector.protocol.errors import JournalError
 
 
-def journal_of(directory: Path, payloads: list[bytes], segment_size: int = 2**20) -> None:
-    journal = Journal(directory, segment_size=segment_size)
+def journal_of(directory: Path, payloads: list[bytes]) -> None:
+    journal = Journal(directory)
     assert list(journal.replay()) == []
     for payload in payloads:
         journal.append([payload])
@@ -26,21 +26,28 @@ def journal_of(directory: Path, payloads: list[bytes], segment_size: int = 2**20
 def replayed(directory: Path) -> list[bytes]:
     journal = Journal(directory)
     try:
-        return list(journal.replay())
+        return [payload for _, payload in journal.replay()]
     finally:
         journal.close()
 
 
 @given(st.lists(st.lists(st.binary(max_size=50), max_size=4), max_size=6))
 def test_entries_come_back_in_order(tmp_path_factory: pytest.TempPathFactory, batches: list[list[bytes]]) -> None:
-    """Batches of any size, empty payloads included, over several openings."""
+    """Batches of any size, empty payloads included, over several openings; each by its reference too."""
     directory = tmp_path_factory.mktemp("journal")
+    references = []
     for batch in batches:
-        journal = Journal(directory, segment_size=64)
+        journal = Journal(directory)
         list(journal.replay())
-        journal.append(batch)
+        references += journal.append(batch)
         journal.close()
-    assert replayed(directory) == [payload for batch in batches for payload in batch]
+    journal = Journal(directory)
+    payloads = [payload for batch in batches for payload in batch]
+    assert list(journal.replay()) == list(zip(references, payloads, strict=True))
+    assert [journal.fetch(reference) for reference in references] == payloads
+    assert references == sorted(references)
+    assert all(reference < journal.end for reference in references)
+    journal.close()
 
 
 def test_a_torn_tail_is_cut_at_every_byte(tmp_path: Path) -> None:
@@ -55,7 +62,12 @@ def test_a_torn_tail_is_cut_at_every_byte(tmp_path: Path) -> None:
         (directory / path.name).write_bytes(data[:cut])
         journal = Journal(directory)
         kept = [b"first", b"second"][: sum(end <= cut for end in ends)]
-        assert list(journal.replay()) == kept
+        if cut < len(MAGIC):
+            # A segment appears with its first line, so a shorter one is somebody else's file.
+            with pytest.raises(JournalError, match="not a segment"):
+                list(journal.replay())
+            continue
+        assert [payload for _, payload in journal.replay()] == kept
         journal.append([b"third"])
         journal.close()
         assert replayed(directory) == [*kept, b"third"]
@@ -71,22 +83,62 @@ def test_a_wrong_byte_in_the_last_entry_is_a_torn_tail(tmp_path: Path) -> None:
     assert replayed(tmp_path) == [b"first"]
 
 
-def test_damage_before_later_segments_is_an_error_not_a_skip(tmp_path: Path) -> None:
-    """A wrong byte in the middle names file and byte, and nothing is dropped in silence."""
-    journal_of(tmp_path, [b"x" * 40, b"y" * 40, b"z" * 40], segment_size=32)
+def rotated(directory: Path, keep: int | None = None) -> tuple[Journal, list[int]]:
+    """Five segments; each after the first begins with a checkpoint, and has one entry of 1,000 bytes."""
+    journal = Journal(directory, segment_size=500, keep=keep)
+    list(journal.replay())
+    references = []
+    for number in range(5):
+        if journal.due:
+            journal.rotate(b"checkpoint %d" % number)
+        references += journal.append([bytes([number]) * 1_000])
+    return journal, references
+
+
+def test_reading_starts_at_the_last_checkpoint(tmp_path: Path) -> None:
+    """The newest segment is enough; entries of older ones can still be fetched."""
+    journal, references = rotated(tmp_path)
+    journal.close()
+    assert len(segments(tmp_path)) == 5
+    journal = Journal(tmp_path)
+    assert [payload for _, payload in journal.replay()] == [b"checkpoint 4", bytes([4]) * 1_000]
+    assert [journal.fetch(reference)[:1] for reference in references] == [bytes([n]) for n in range(5)]
+    journal.close()
+
+
+def test_a_rotation_that_was_cut_off_never_happened(tmp_path: Path) -> None:
+    """A crash while the checkpoint is written leaves the older segment as the newest."""
+    journal_of(tmp_path, [b"first"])
+    (tmp_path / "00000002.unfinished").write_bytes(b"rankd journal 1\nhalf a checkp")
+    journal = Journal(tmp_path)
+    assert [payload for _, payload in journal.replay()] == [b"first"]
+    journal.rotate(b"checkpoint")
+    journal.append([b"second"])
+    journal.close()
+    assert replayed(tmp_path) == [b"checkpoint", b"second"]
+
+
+def test_old_segments_go_but_none_that_is_needed(tmp_path: Path) -> None:
+    """`keep` bytes of older segments stay, and all from the oldest entry that still waits."""
+    journal, references = rotated(tmp_path, keep=1_500)
+    assert journal.forget(needed=references[1]) == [tmp_path / "00000001.journal"]
+    assert [path.name for path in journal.forget(needed=journal.end)] == ["00000002.journal", "00000003.journal"]
+    assert journal.fetch(references[3]) == bytes([3]) * 1_000
+    with pytest.raises(JournalError, match=r"00000001\.journal cannot be read"):
+        journal.fetch(references[0])
+    journal.close()
+
+
+def test_damage_is_named_when_it_is_read(tmp_path: Path) -> None:
+    """A wrong byte in an older segment names file and byte; nothing is made of it."""
+    journal, references = rotated(tmp_path)
     first = segments(tmp_path)[0]
     data = bytearray(first.read_bytes())
     data[-1] ^= 1
     first.write_bytes(data)
-    with pytest.raises(JournalError, match=r"00000001\.journal is damaged at byte 16 of 64"):
-        replayed(tmp_path)
-
-
-def test_segments_rotate_by_size(tmp_path: Path) -> None:
-    """Each segment is closed once it has reached its size; the order stays."""
-    journal_of(tmp_path, [bytes([i]) * 40 for i in range(5)], segment_size=80)
-    assert len(segments(tmp_path)) == 3
-    assert replayed(tmp_path) == [bytes([i]) * 40 for i in range(5)]
+    with pytest.raises(JournalError, match=r"00000001\.journal is damaged at byte 16"):
+        journal.fetch(references[0])
+    journal.close()
 
 
 def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
@@ -122,6 +174,8 @@ journal = Journal(Path(sys.argv[1]), segment_size=4096)
 list(journal.replay())
 number = 0
 while True:
+    if journal.due:
+        journal.rotate(b"x")
     journal.append([b"%d" % number, b"x" * 300])
     print(number, flush=True)
     number += 1
@@ -138,7 +192,9 @@ def test_what_a_killed_process_had_appended_is_there(tmp_path: Path) -> None:
         writer.kill()
         reported = [int(line) for line in writer.stdout if line.endswith("\n")]
     last = max([200, *reported])
-    numbers = [int(p) for p in replayed(tmp_path) if not p.startswith(b"x")]
+    replayed(tmp_path)
+    payloads = [payload for path in segments(tmp_path) for _, payload in read_segment(path)]
+    numbers = [int(p) for p in payloads if not p.startswith(b"x")]
     assert numbers == list(range(len(numbers)))
     assert last + 1 <= len(numbers) <= last + 2
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rankd.collector.entries import Back, Ended, HeldOut, Lost
 from rankd.collector.protocol.errors import ProtocolError
 from rankd.collector.protocol.records import Comment, Frame, Position, RankBlock
+from rankd.collector.protocol.speclog import Renderer, merged_text
 from rankd.collector.protocol.wire import Block, encode_item
 from rankd.collector.run import RankState, Released
 
@@ -19,6 +20,15 @@ def where(released: list[Released]) -> list[tuple[int, int, int | None, int]]:
     """(attempt, step, micro_step, rank) of the blocks."""
     blocks = [b for b in released if isinstance(b, RankBlock)]
     return [(b.position.attempt, b.position.step, b.position.micro_step, b.rank) for b in blocks]
+
+
+def text(released: list[Released]) -> bytes:
+    """The bytes of merged.log."""
+    renderer = Renderer()
+    return b"".join(
+        merged_text(item.rank, renderer.block(item) if isinstance(item, RankBlock) else renderer.comment(item))
+        for item in released
+    )
 
 
 def comments(released: list[Released], kind: str) -> list[Comment]:
@@ -54,11 +64,12 @@ def test_each_log_is_told_its_attempt_first() -> None:
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_any_interleaving_duplication_and_delay_gives_the_same_log(data: st.DataObject) -> None:
-    """Promise 1: up to 8 ranks, items in any mixture, resent from any earlier point, delayed to the end."""
+    """Promise 1: up to 8 ranks, items in any mixture, resent from any earlier point, delayed to the end; the collector
+    goes on from checkpoints in between, and what waits lies in memory or on disk."""
     world = data.draw(st.integers(1, 8))
     trainings = [training(rank, world, steps=(1, 2), micro_steps=2) for rank in range(world)]
     expected = in_one_go(trainings)
-    core = Core()
+    core = Core(held_bytes=data.draw(st.sampled_from([0, 1_000, 10**9])))
     for rank in data.draw(st.permutations(range(world))):
         core.open(trainings[rank])
     sent = dict.fromkeys(range(world), 0)
@@ -68,9 +79,12 @@ def test_any_interleaving_duplication_and_delay_gives_the_same_log(data: st.Data
         stop = data.draw(st.integers(sent[rank] + 1, len(trainings[rank].items)))
         core.deliver(trainings[rank], start, stop)
         sent[rank] = stop
+        if data.draw(st.booleans()):
+            core.restart()
     core.apply(Ended())
     assert core.released == expected.released
     assert core.replayed() == core.released
+    assert text(core.released) == text(expected.released)
 
 
 def test_a_hole_in_the_numbers_is_the_peers_fault() -> None:
@@ -296,3 +310,46 @@ def test_a_process_that_was_replaced_stays_out() -> None:
     refusal = core.run.intake.objection(hello(0, 1), alive=lambda _: True)
     assert refusal is not None
     assert not refusal.retry
+
+
+def test_a_checkpoint_keeps_attempts_lost_ranks_and_what_waits() -> None:
+    """After a restart everything goes on as if there had been none: late blocks, new attempts, the end's accounts."""
+    plain, restarted = Core(), Core(held_bytes=0)
+    for core in (plain, restarted):
+        pause = core.restart if core is restarted else lambda: None
+        first = [training(rank, 3, steps=(1, 2, 3), goodbye=None) for rank in range(3)]
+        again = [training(rank, 3, steps=(2, 3, 4), process=2, exception="E: x", goodbye="E: x") for rank in range(3)]
+        for one in first:
+            core.open(one)
+        core.deliver(first[0])
+        pause()
+        core.deliver(first[1])
+        core.apply(Lost(2, 61.0))
+        pause()
+        core.deliver(first[2], 0, 5)
+        core.apply(Back(2))
+        pause()
+        core.deliver(first[2])
+        for one in again:
+            core.open(one)
+            pause()
+            core.deliver(one)
+        core.apply(Ended())
+        pause()
+    assert restarted.released == plain.released
+    assert restarted.run.freeze() == plain.run.freeze()
+
+
+def test_what_waits_for_a_stalled_rank_costs_no_memory_beyond_its_bound() -> None:
+    """Blocks above the budget are dropped from memory and come out whole when the rank goes on."""
+    core = Core(held_bytes=3_000)
+    steady, stalled = (training(rank, 2, steps=range(1, 40), goodbye=None) for rank in range(2))
+    core.open(steady)
+    core.open(stalled)
+    core.deliver(steady)
+    in_memory = [h for h in core.run._ordering.held() if h.item is not None]
+    assert sum(h.size for h in in_memory) <= 3_000
+    assert core.run.oldest_needed(otherwise=99) == 2
+    core.deliver(stalled)
+    assert len(where(core.released)) == 2 * 39 * 3
+    assert core.run.oldest_needed(otherwise=99) == 99

@@ -186,14 +186,22 @@ def test_a_run_is_collected_ordered_and_ends_by_itself(collector: CollectorProce
     assert not (collector.output / ".rankd" / "connection.json").exists()
 
 
-def test_a_killed_collector_goes_on_where_it_was(collector: CollectorProcess, peers: Callable[[], Peer]) -> None:
-    """SIGKILL in the middle and a start by hand: nothing lost, nothing twice, byte for byte."""
-    ranks = [training(rank, 2, steps=range(1, 8)) for rank in range(2)]
+@pytest.mark.parametrize("segment_size", [4_096, 2**26])
+def test_a_killed_collector_goes_on_where_it_was(tmp_path: Path, segment_size: int) -> None:
+    """SIGKILL in the middle and a start by hand: nothing lost, nothing twice, byte for byte; with many segments too."""
+    collector = CollectorProcess(tmp_path / "out", journal={"segment_size": segment_size})
+    made: list[Peer] = []
+
+    def peers() -> Peer:
+        made.append(Peer(collector))
+        return made[-1]
+
+    ranks = [training(rank, 2, steps=range(1, 30)) for rank in range(2)]
     for one in ranks:
         peer = peers()
         peer.welcome(one.hello)
-        peer.say(Data(one.items[:11]))
-        peer.acknowledged(11)
+        peer.say(Data(one.items[:61]))
+        peer.acknowledged(61)
     log = collector.output / "merged.log"
     # An acknowledgement promises the journal, not the text.
     wait_for(lambda: log.exists() and log.stat().st_size > 100)
@@ -203,9 +211,9 @@ def test_a_killed_collector_goes_on_where_it_was(collector: CollectorProcess, pe
     collector.start()
     for one in ranks:
         peer = peers()
-        assert peer.welcome(one.hello).acked == 11
+        assert peer.welcome(one.hello).acked == 61
         # The agent cannot know what was stored, and may send again from any earlier point.
-        peer.say(Data(one.items[5:]))
+        peer.say(Data(one.items[50:]))
         peer.acknowledged(len(one.items))
     status, _ = collector.ended()
     assert status == 0
@@ -220,6 +228,9 @@ def test_a_killed_collector_goes_on_where_it_was(collector: CollectorProcess, pe
         peer.close()
     assert undisturbed.ended()[0] == 0
     assert log.read_bytes() == (undisturbed.output / "merged.log").read_bytes()
+    assert (len(list((collector.output / ".rankd" / "journal").iterdir())) > 1) == (segment_size == 4_096)
+    for peer in made:
+        peer.close()
 
 
 def test_a_restarted_collector_asks_who_a_peer_is(collector: CollectorProcess, peers: Callable[[], Peer]) -> None:
