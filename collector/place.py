@@ -99,6 +99,9 @@ def _write_whole(path: Path, text: str, mode: int) -> None:
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         os.write(fd, text.encode())
+        beside.replace(path)
+    except OSError as e:
+        beside.unlink()
+        raise OSError(e.errno, e.strerror, str(path)) from e
     finally:
         os.close(fd)
-    beside.replace(path)

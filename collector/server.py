@@ -144,10 +144,10 @@ class Collector:
 
     def run(self) -> Outcome:
         """Serve until all ranks have said goodbye, or are missing for too long, or a signal comes."""
-        self._place.publish(self.endpoint, self._run_id)
-        log.info("collecting for %s on %s", self._place.output, self.endpoint)
         with self._signals():
             try:
+                self._until_possible("the connection file", lambda: self._place.publish(self.endpoint, self._run_id))
+                log.info("collecting for %s on %s", self._place.output, self.endpoint)
                 status = self._serve()
             except _StopRequestedError:
                 status = 128 + self._signal
@@ -156,11 +156,16 @@ class Collector:
         return Outcome(status, self._summary(status))
 
     def _serve(self) -> int:
-        started = time.monotonic()
+        started = before = time.monotonic()
         quiet_since: float | None = None
         while True:
             drained = self._turn()
             now = time.monotonic()
+            if (turn := now - before) > self._config.beat_interval:
+                # Stopped, or out of disk: what the ranks have said meanwhile is still to be read.
+                self._liveness.stalled(turn, now)
+                quiet_since = quiet_since and min(quiet_since + turn, now)
+            before = now
             if self._run.finished and not self._run.ended:
                 self._commit([Ended()])
                 return 0
