@@ -202,9 +202,11 @@ class Accounts:
 
 def _rows(process: ProcessAccount, state: str) -> Iterator[Row]:
     last = max(process.attempts)
-    for attempt, account in sorted(process.attempts.items()):
+    # A process that opened a new attempt with its first block has nothing in the one that it joined.
+    told = {n: account for n, account in process.attempts.items() if n == last or account.received or account.dropped}
+    for attempt, account in sorted(told.items()):
         produced = "?" if process.produced is None else str(process.produced)
-        if len(process.attempts) > 1:
+        if len(told) > 1:
             produced = "" if attempt != last else f"{produced} in all"
         yield Row(
             process.rank,

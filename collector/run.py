@@ -128,9 +128,11 @@ class Run:
         process, session = self.accounts.processes[number], self.intake.sessions[number]
         if process.produced is not None:
             return "done" if process.reason == DONE else "ended early"
-        if self.intake.current(session.rank) is not session:
+        state = self.ranks[session.rank].state
+        if self.intake.current(session.rank) is not session or state is RankState.CLOSED:
             return "killed"
-        return self.ranks[session.rank].state.value
+        # Expected is the next process of that rank.
+        return (RankState.LOST if state is RankState.EXPECTED else state).value
 
     # -- changes ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from .accounts import account_table
+from .accounts import Row, account_table
 from .entries import Checkpoint, Entry, Stored
 from .logcheck import Finding, LogComparison, MergedLog
 from .place import holder
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     with progress_line("verifying") as show:
         check.run(show)
     if not args.quiet:
-        print("\n".join([*check.table(), *check.summary(), *(f"note: {note}" for note in check.notes)]))
+        print("\n".join([*account_table(check.rows()), *check.summary(), *(f"note: {note}" for note in check.notes)]))
     for finding in check.findings:
         print(f"FOUND {finding}")
     if not args.quiet or check.findings:
@@ -88,9 +88,9 @@ class Verification:
         if whole:
             self._check_accounts()
 
-    def table(self) -> list[str]:
-        """The accounts of all processes."""
-        return account_table(self._state.rows())
+    def rows(self) -> list[Row]:
+        """The accounts of all processes, by rank."""
+        return self._state.rows()
 
     def summary(self) -> list[str]:
         """What was checked, in a few lines."""
