@@ -24,6 +24,7 @@ from types import FrameType
 
 import zmq
 
+from .accounts import account_table
 from .config import RankdConfig
 from .description import describe, readable
 from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, encode_entry
@@ -162,10 +163,10 @@ class Collector:
 
     def run(self) -> Outcome:
         """Serve until all ranks have said goodbye, or are missing for too long, or a signal comes."""
-        self._place.publish(self.endpoint, self._run_id)
-        log.info("collecting for %s on %s", self._place.output, self.endpoint)
         with self._signals():
             try:
+                self._until_possible("the connection file", lambda: self._place.publish(self.endpoint, self._run_id))
+                log.info("collecting for %s on %s", self._place.output, self.endpoint)
                 status = self._serve()
             except _StopRequestedError:
                 status = 128 + self._signal
@@ -175,11 +176,16 @@ class Collector:
         return Outcome(status, self._summary(status))
 
     def _serve(self) -> int:
-        started = time.monotonic()
+        started = before = time.monotonic()
         quiet_since: float | None = None
         while True:
             drained = self._turn()
             now = time.monotonic()
+            if (turn := now - before) > self._config.beat_interval:
+                # Stopped, or out of disk: what the ranks have said meanwhile is still to be read.
+                self._liveness.stalled(turn, now)
+                quiet_since = quiet_since and min(quiet_since + turn, now)
+            before = now
             if self._run.finished and not self._run.ended and self._rescue.settled(now):
                 self._commit([Ended()])
                 return 0
@@ -419,12 +425,7 @@ class Collector:
                 signal.signal(number, handler)
 
     def _summary(self, status: int) -> str:
-        lines = ["rank  state     last position                  written  produced  dropped"]
-        for rank, view in sorted(self._run.ranks.items()):
-            dropped = ", ".join(f"{n} {cause}" for cause, n in sorted(view.dropped.items())) or "0"
-            produced = "?" if view.produced is None else str(view.produced)
-            where = str(view.position or "-")
-            lines.append(f"{rank:4}  {view.state.value:8}  {where:28}  {view.written:8}  {produced:>8}  {dropped}")
+        lines = account_table(self._run.rows())
         if missing := self._run.missing():
             lines.append(f"no goodbye from: {', '.join(map(str, missing))}")
         if self._refusals:
