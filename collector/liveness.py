@@ -40,9 +40,20 @@ class Liveness:
         self._heard[rank] = now
         self._lost.discard(rank)
 
+    def gone(self, rank: int, now: float) -> Lost:
+        """This rank's process is known to be gone."""
+        self._lost.add(rank)
+        return Lost(rank, self.silent(rank, now), gone=True)
+
     def silent(self, rank: int, now: float) -> float:
         """Seconds since this rank was last heard."""
         return now - self._heard.get(rank, now)
+
+    def stalled(self, seconds: float, now: float) -> None:
+        """The collector itself was stopped, or could not write, for this long: no rank was silent in that time."""
+        self._heard = {rank: min(when + seconds, now) for rank, when in self._heard.items()}
+        if self._head is not None:
+            self._head = (self._head[0], min(self._head[1] + seconds, now))
 
     def due(
         self, now: float, counting: frozenset[int], waiting: tuple[Key, frozenset[int]] | None

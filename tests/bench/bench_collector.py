@@ -1,8 +1,8 @@
 """What a collector's process pays for a record: real sockets, journal, acknowledgements, rank logs and merged log.
 
 A driver pushes ready-made blocks of 700 norms over 8, 64 and 1,024 connections, as fast as they are acknowledged; what
-is counted is the CPU time of the collector's process, between two moments when it has nothing to do. The baseline, in the
-same run, is a process that takes the same messages over the same kind of socket and writes one `json.dumps` line a
+is counted is the CPU time of the collector's process, between two moments when it has nothing to do. The baseline, in
+the same run, is a process that takes the same messages over the same kind of socket and writes one `json.dumps` line a
 record.
 
     python tests/bench/bench_collector.py [--records 3000000] [--connections 8 64 1024] [--json FILE]
