@@ -122,5 +122,5 @@ def merged_lines_of(merged: bytes, rank: int) -> bytes:
 
 def verify(output: Path) -> subprocess.CompletedProcess[str]:
     """`rankd verify` of an output directory."""
-    command = [sys.executable, "-m", "rankd.collector", "verify", output]
+    command: list[str | Path] = [sys.executable, "-m", "rankd.collector", "verify", output]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
