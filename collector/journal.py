@@ -1,7 +1,7 @@
 """The journal: append-only segments on disk that everything else can be made from again.
 
-A segment is a magic line and then entries: length and CRC-32 (both little-endian uint32), payload. An entry counts
-from the moment all its bytes are there with the right checksum; at the end of the last segment anything else is a torn
+A segment is a magic line and then entries: length and CRC-32 (both little-endian uint32), payload, which is never
+empty. An entry counts from the moment all its bytes are there with the right checksum; at the end of the last segment anything else is a torn
 tail, left by a crash in the middle of a write, and is cut. Anywhere else it is damage, and an error: nothing is skipped
 in silence.
 
@@ -75,8 +75,9 @@ def read_segment(path: Path) -> Iterator[tuple[int, bytes]]:
             if len(head) < _HEAD.size:
                 return
             length, crc = _HEAD.unpack(head)
+            # Zeros, as a power failure leaves them, would pass for empty entries: their checksum is right.
             payload = file.read(length) if length <= MAX_ENTRY_BYTES else b""
-            if len(payload) < length or zlib.crc32(payload) != crc:
+            if not payload or len(payload) < length or zlib.crc32(payload) != crc:
                 return
             offset += _HEAD.size + length
             yield offset, payload

@@ -132,7 +132,8 @@ class Run:
         if self.intake.current(session.rank) is not session or state is RankState.CLOSED:
             return "killed"
         # Expected is the next process of that rank.
-        return (RankState.LOST if state is RankState.EXPECTED else state).value
+        told: str = RankState.LOST.value if state is RankState.EXPECTED else state.value
+        return told
 
     # -- changes ------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from tests.faults.job import Job, RankProcess
 from tests.support import CollectorProcess, free_port, verified, wait_for
 
 # Until a collector has started; half of the kills come in this time, in the middle of its recovery.
-_START_UP = 0.4
+_START_UP = 0.35
 _FOR_EVER = 10_000_000
 
 
@@ -103,7 +103,7 @@ class Torture:
 
     def _kill_collector(self) -> None:
         """Kill it somewhere in its start, or once it has written some more; and start it again."""
-        if self.choose.random() < 0.6:
+        if self.choose.random() < 0.65:
             with suppress(subprocess.TimeoutExpired):
                 self.collector.process.wait(self.choose.uniform(0, _START_UP))
         else:
@@ -115,7 +115,7 @@ class Torture:
         self.collector.launch()
 
     def _wait_for_growth(self) -> None:
-        more = self.choose.randrange(20_000)
+        more = self.choose.randrange(10_000)
         before = self._size()
         wait_for(lambda: self._size() > before + more)
 
