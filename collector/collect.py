@@ -7,9 +7,10 @@ import dataclasses
 import json
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
-from .config import RankdConfig
+from .config import RankdConfig, output_of
 from .protocol.errors import ConfigError, RankdError
 from .server import Collector
 from .settings import load_yaml
@@ -48,9 +49,20 @@ def _section(args: argparse.Namespace) -> dict[str, Any]:
     if args.settings is not None:
         section = json.load(sys.stdin)
     elif args.config is not None:
-        section = load_yaml(args.config).get("rankd") or {}
+        loaded = load_yaml(args.config)
+        section = loaded.get("rankd") or {}
+        if isinstance(section, dict):
+            section = {**_older_output(loaded.get("monitor_config")), **section}
     else:
         section = {}
     if not isinstance(section, dict):
         raise ConfigError(f"rankd: expected a section of keys, got {section!r}")
     return section
+
+
+def _older_output(older: object) -> dict[str, Any]:
+    """The output directory as `monitor_config.dump_path` names it; the agents check that both forms agree."""
+    if not isinstance(older, dict) or older.get("monitor_on") is not True:
+        return {}
+    path = older.get("dump_path")
+    return {"output": str(output_of(Path(path)))} if isinstance(path, str) and path else {}

@@ -5,10 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import secrets
 import socket
+import time
+from importlib import metadata
 from pathlib import Path
 
+from .description import Writer
 from .protocol.errors import RankdError
 
 __all__ = ["INNER", "JOURNAL", "Place", "holder"]
@@ -56,6 +60,20 @@ class Place:
         # 0600: it will also carry the run's key.
         _write_whole(self.inner / "connection.json", json.dumps(facts) + "\n", 0o600)
 
+    def describe(self, description: str, text: str) -> None:
+        """Write `run.json` and `RUN.md`, which say what ran here; OSError: not possible now, the former ones stay."""
+        _write_whole(self.output / "run.json", description, 0o644)
+        _write_whole(self.output / "RUN.md", text, 0o644)
+
+    def writer(self, run: str) -> Writer:
+        """This process, as it signs what it describes."""
+        versions = {"python": platform.python_version()}
+        try:
+            versions["rankd"] = metadata.version("rankd")
+        except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+            versions["rankd"] = "unknown"
+        return Writer(run, socket.gethostname(), os.getpid(), time.time(), versions)
+
     def withdraw(self) -> None:
         """Remove the connection file and let go of the directory."""
         (self.inner / "connection.json").unlink(missing_ok=True)
@@ -98,7 +116,9 @@ def _write_whole(path: Path, text: str, mode: int) -> None:
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
-        os.write(fd, text.encode())
+        data = memoryview(text.encode())
+        while data:
+            data = data[os.write(fd, data) :]
         beside.replace(path)
     except OSError as e:
         beside.unlink()

@@ -114,6 +114,11 @@ class Run:
         """The ranks that the release waits for."""
         return self._ordering.counting()
 
+    def watched(self) -> frozenset[int]:
+        """The ranks that may be given up: those that are waited for, and those that held the others up."""
+        held_out = (rank for rank, view in self.ranks.items() if view.state is RankState.HELD_OUT)
+        return self.counting().union(held_out)
+
     def waiting(self) -> tuple[Key, frozenset[int]] | None:
         """The lowest position that is held up, and the ranks that hold it up."""
         return self._ordering.waiting()
@@ -132,8 +137,7 @@ class Run:
         if self.intake.current(session.rank) is not session or state is RankState.CLOSED:
             return "killed"
         # Expected is the next process of that rank.
-        told: str = RankState.LOST.value if state is RankState.EXPECTED else state.value
-        return told
+        return str((RankState.LOST if state is RankState.EXPECTED else state).value)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
@@ -171,6 +175,8 @@ class Run:
         elif nobody_lives and self.intake.launch != launch:
             self._expect_all()
         if self.intake.current(session.rank) is not session:
+            # Of the past; perhaps of a larger world.
+            self.ranks.setdefault(session.rank, RankView(RankState.CLOSED))
             return
         view = self.ranks[session.rank]
         view.state, view.reason = RankState.LIVE, ""
@@ -193,6 +199,8 @@ class Run:
                 self._ordering.expect(rank)
 
     def _stored(self, entry: Stored, reference: int) -> Iterator[Released]:
+        # What comes after the end (recovered from a dead process) is followed by another one.
+        self.ended = False
         session = self.intake.sessions[entry.session]
         for index, item in enumerate(entry.items or self._decoded(session, entry.raws)):
             session.stored = max(session.stored, item.seq)
@@ -222,13 +230,13 @@ class Run:
         self.accounts.received(session.number, position, block.record_count)
         if block.frames:
             yield from self._hold_or_late(position, held)
-        if not block.addendum:
+        if not block.addendum and self.intake.current(rank) is session:
             view.position = position
-            self._ordering.raise_floor(rank, above(key) if block.complete else at(key))
+            self._ordering.raise_floor(rank, above(key) if block.complete else at(_open_key(position)))
             self._catch_up(rank)
 
     def _hold_or_late(self, position: Position, held: _Held) -> Iterator[Released]:
-        if self._ordering.is_late(position.key):
+        if held.session.past or self._ordering.is_late(position.key):
             yield from self._rank_block(held.session.rank, position, [held], late=True)
             return
         if self._held_bytes + held.size > self._held_bytes_most:
@@ -273,7 +281,8 @@ class Run:
         view.state = RankState.LOST
         self._ordering.drop(entry.rank)
         last = "never heard" if view.position is None else f"last at {view.position}"
-        text = f"rank {entry.rank}: silent for {entry.silent:.0f} s, {last}; the log goes on without it"
+        why = "its process is gone" if entry.gone else f"silent for {entry.silent:.0f} s"
+        text = f"rank {entry.rank}: {why}, {last}; the log goes on without it"
         yield Comment(None, "rank_lost", text)
 
     def _held_out(self, entry: HeldOut) -> Iterator[Released]:
@@ -366,6 +375,11 @@ class Run:
         self._announced = {None if who < 0 else who: attempt for who, attempt in announced}
         self.first_failure = None if failure is None else (failure[0], failure[1])
         return self
+
+
+def _open_key(position: Position) -> Key:
+    """Where a rank may still produce that has an open block here: a step's value may come before its micro-steps."""
+    return Position(position.attempt, position.step, position.micro_step or 1).key
 
 
 def _comment(rank: int, item: Block | Note | Gap) -> Comment:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
 
-from rankd.collector.protocol.records import Record
+from rankd.collector.protocol.records import Comment, Record
 from rankd.collector.protocol.speclog import parse
 from rankd.collector.protocol.wire import Ack, Hello, Message, Welcome, decode_message, encode_message
 from rankd.collector.verify import Verification
@@ -155,3 +157,125 @@ def free_port() -> int:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
         return port
+
+
+# A training without a framework: four micro-steps a step, gradients that are known.
+LOOP = """
+import os, sys, time
+import numpy as np
+from rankd.agent import Agent
+
+class Parameter:
+    def __init__(self, name):
+        self.name = name
+
+class Model:
+    def trainable_params(self):
+        return [Parameter("decoder.layers.0.weight"), Parameter("decoder.layers.0.bias"), Parameter("output.weight")]
+
+def train(agent, steps=3, micro_steps=4, before_micro_step=lambda step, micro_step: None):
+    for step in range(1, steps + 1):
+        with agent.step(step):
+            accumulated = [np.zeros(4, np.float32), np.zeros(2, np.float32), np.zeros(3, np.float32)]
+            for micro_step in range(1, micro_steps + 1):
+                before_micro_step(step, micro_step)
+                for gradient in accumulated:
+                    gradient += step
+                agent.micro_step(loss=step + micro_step / 10, grads=accumulated)
+            agent.end_step(loss=float(step), lr=1e-3, grad_norm=0.5)
+"""
+
+YAML = """
+monitor:
+  train_state:
+    local_norm: [weight]
+    device_norm: "layers.0"
+    local_loss: True
+    device_loss: True
+rankd:
+  output: out
+"""
+
+
+def script(
+    tmp_path: Path, body: str, *, yaml: str = YAML, stdin: int | None = None, **environ: str
+) -> subprocess.Popen[str]:
+    """Start a training script in tmp_path."""
+    (tmp_path / "train.yaml").write_text(yaml)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "MS_"))}
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", LOOP + textwrap.dedent(body)],
+        cwd=tmp_path,
+        env={**clean, "TMPDIR": str(tmp_path), **environ},
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its status and what it said on stderr."""
+    _, said = process.communicate(timeout=PATIENCE)
+    return process.returncode, said
+
+
+def collected(tmp_path: Path) -> list[Record | Comment]:
+    """Wait for the collector's end; the content of merged.log."""
+    log = tmp_path / "out" / "merged.log"
+    deadline = time.monotonic() + PATIENCE
+    while not (log.exists() and b"[collector] # end" in log.read_bytes()):
+        assert time.monotonic() < deadline, (tmp_path / "out" / ".rankd" / "collector.log").read_text()
+        time.sleep(0.01)
+    return list(parse(log.read_bytes().splitlines(keepends=True)))
+
+
+def values(content: list[Record | Comment], metric: str, rank: int = 0) -> dict[tuple[int, int | None], object]:
+    """The values of a scalar metric of a rank by (step, micro_step)."""
+    records = [r for r in content if isinstance(r, Record) and r.metric == metric and r.rank == rank]
+    return {(r.position.step, r.position.micro_step): r.value for r in records}
+
+
+def contents(tmp_path: Path) -> list[Record | Comment]:
+    """What merged.log holds now."""
+    return list(parse((tmp_path / "out" / "merged.log").read_bytes().splitlines(keepends=True)))
+
+
+def comments(content: list[Record | Comment]) -> dict[str, list[str]]:
+    """The texts of the comments by kind."""
+    told: dict[str, list[str]] = {}
+    for c in content:
+        if isinstance(c, Comment):
+            told.setdefault(c.kind, []).append(c.text)
+    return told
+
+
+def read_until(process: subprocess.Popen[str], line: str) -> None:
+    """Read what a script prints until it prints this line."""
+    assert process.stdout is not None
+    for said in process.stdout:
+        if said.strip() == line:
+            return
+    raise AssertionError(f"it ended without saying {line!r}: {process.communicate()}")
+
+
+def rest(process: subprocess.Popen[str]) -> str:
+    """What a script still prints, until it has ended; after `read_until`, in place of `communicate`."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        out = process.stdout.read()
+        process.wait(PATIENCE)
+    return out
+
+
+def recover(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`rankd recover`, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "rankd.collector", "recover", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )

@@ -40,6 +40,11 @@ def test_who_holds_a_position_up_for_too_long_is_held_out() -> None:
     assert liveness.due(601, BOTH, None) == []
 
 
+def test_a_restarted_collector_knows_who_was_lost() -> None:
+    """The first word of a rank that was lost before the restart brings it back."""
+    assert Liveness(lost_after=60, max_hold=300, lost=[3]).heard(3, 0) == Back(3)
+
+
 def test_a_collector_that_was_stopped_blames_nobody() -> None:
     """The time for which it was stopped counts neither as silence nor as holding up; what follows does."""
     watch = Liveness(lost_after=10, max_hold=20)

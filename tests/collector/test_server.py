@@ -134,7 +134,13 @@ def test_garbage_is_refused_and_the_others_go_on(collector: CollectorProcess, pe
     honest, hostile = peers(), peers()
     one = training(0, 1)
     honest.welcome(one.hello)
-    for parts in ((pickle.dumps({"a": 1}),), (os.urandom(100),), (b"a", b"b"), (b"\xc6\xff\xff\xff\xff",), (b"",)):
+    for parts in (
+        (pickle.dumps({"a": 1}),),
+        (b"\xc1" + os.urandom(100),),
+        (b"a", b"b"),
+        (b"\xc6\xff\xff\xff\xff",),
+        (b"",),
+    ):
         hostile.say_raw(*parts)
         answer = hostile.hear()
         assert isinstance(answer, Refused)
