@@ -20,7 +20,7 @@ import re
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -35,6 +35,7 @@ __all__ = [
     "Tail",
     "read_segment",
     "reference",
+    "segment_of",
     "segments",
     "tail_of",
 ]
@@ -117,6 +118,11 @@ def _only_zeros(file: BinaryIO) -> bool:
 def reference(segment: int, offset: int) -> int:
     """The reference of the entry that begins there."""
     return segment * _OFFSETS + offset
+
+
+def segment_of(reference: int) -> int:
+    """The number of the segment that an entry is in."""
+    return reference // _OFFSETS
 
 
 class EntryReader:
@@ -206,16 +212,17 @@ class Journal:
         """The reference that the next entry will get."""
         return self._reference(self._size)
 
-    def replay(self, usable: Callable[[bytes], bool] = lambda _: True) -> Iterator[tuple[int, bytes]]:
+    def replay(self, *usable: Callable[[bytes], bool]) -> Iterator[tuple[int, bytes]]:
         """The entries (reference, payload) from the newest usable checkpoint on, which comes first where there is one.
 
         Afterwards the torn tail is cut and `append` goes on there.
 
         Args:
-            usable: whether the state can be made from this checkpoint; if not, reading starts one earlier.
+            usable: whether the state can be made from this checkpoint; if not, reading starts one earlier. Where there
+                is no such checkpoint, and the first segment is gone, the next question is asked of all, and so on.
 
         Raises:
-            JournalError: a segment that is none, or is damaged before its end.
+            JournalError: a segment that is none, or is damaged before its end; no checkpoint is usable.
         """
         for left in self._directory.glob(f"*{_UNFINISHED}"):
             left.unlink()
@@ -225,7 +232,7 @@ class Journal:
             self._resume(self._write_segment(MAGIC), len(MAGIC))
             return
         end = len(MAGIC)
-        for path in paths[self._first(paths, usable) :]:
+        for path in paths[self._first(paths, usable or (lambda _: True,)) :]:
             self._number = int(path.stem)
             end = len(MAGIC)
             for next_end, payload in read_segment(path):
@@ -239,13 +246,20 @@ class Journal:
         self._resume(paths[-1], end)
 
     @staticmethod
-    def _first(paths: list[Path], usable: Callable[[bytes], bool]) -> int:
-        """Where to start reading; at the oldest segment if none is usable."""
-        for index in range(len(paths) - 1, 0, -1):
-            checkpoint = next(read_segment(paths[index]), None)
-            if checkpoint is not None and usable(checkpoint[1]):
-                return index
-        return 0
+    def _first(paths: list[Path], usable: Sequence[Callable[[bytes], bool]]) -> int:
+        """Where to start reading."""
+        whole = int(paths[0].stem) == 1
+        for question in usable:
+            for index in range(len(paths) - 1, -1 + whole, -1):
+                checkpoint = next(read_segment(paths[index]), None)
+                if checkpoint is not None and question(checkpoint[1]):
+                    return index
+            if whole:
+                return 0
+        raise JournalError(
+            f"none of the segments from {paths[0]} on has all that it needs, and earlier ones are gone; restore them, "
+            "or move the journal away to start a new one"
+        )
 
     def append(self, payloads: Iterable[bytes]) -> list[int]:
         """Write these entries, all or none of them, and return their references.
@@ -297,6 +311,10 @@ class Journal:
         """
         return self._reader.fetch(reference)
 
+    def holds(self, reference: int) -> bool:
+        """The segment of this entry is still there."""
+        return _path(self._directory, segment_of(reference)).exists()
+
     def forget(self, needed: int) -> list[Path]:
         """Delete the oldest segments beyond what is to be kept; none from the entry `needed` on.
 
@@ -309,7 +327,7 @@ class Journal:
         total = sum(path.stat().st_size for path in older)
         gone = []
         for path in older:
-            if total <= self._keep or int(path.stem) >= needed // _OFFSETS:
+            if total <= self._keep or int(path.stem) >= segment_of(needed):
                 break
             total -= path.stat().st_size
             path.unlink()

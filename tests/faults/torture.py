@@ -50,7 +50,13 @@ class Torture:
         journal = {"segment_size": self.choose.choice(["16KiB", "64KiB", "1MiB"])}
         if self.choose.random() < 0.3:
             journal["keep"] = "128KiB"
-        self.collector = CollectorProcess(self.output, endpoint=self.endpoint, lost_after=120.0, journal=journal)
+        self.collector = CollectorProcess(
+            self.output,
+            endpoint=self.endpoint,
+            lost_after=120.0,
+            journal=journal,
+            spool={"directory": str(self.job.spools)},
+        )
 
     def kill_collectors(self, kills: int) -> None:
         """Several ranks push in one process; the collector is killed and started again."""
