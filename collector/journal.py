@@ -195,6 +195,7 @@ class Journal:
         self._keep = keep
         self._fd = -1
         self._size = 0
+        self._begun = len(MAGIC)  # bytes of the newest segment up to behind its checkpoint
         self._number = 0
         self._reader = EntryReader(directory)
         try:
@@ -204,8 +205,12 @@ class Journal:
 
     @property
     def due(self) -> bool:
-        """The newest segment has reached its size: time for `rotate`."""
-        return self._size >= self._segment_size
+        """The newest segment has reached its size: time for `rotate`.
+
+        However large the checkpoint at its beginning is, as much must follow it: otherwise a run whose state outgrows
+        a segment would write nothing but checkpoints.
+        """
+        return self._size >= max(self._segment_size, 2 * self._begun)
 
     @property
     def end(self) -> int:
@@ -234,8 +239,10 @@ class Journal:
         end = len(MAGIC)
         for path in paths[self._first(paths, usable or (lambda _: True,)) :]:
             self._number = int(path.stem)
-            end = len(MAGIC)
+            end = self._begun = len(MAGIC)
             for next_end, payload in read_segment(path):
+                if end == len(MAGIC) and self._number > 1:
+                    self._begun = next_end
                 yield self._reference(end), payload
                 end = next_end
             if path != paths[-1] and path.stat().st_size != end:
@@ -301,7 +308,8 @@ class Journal:
             self._number -= 1
             raise
         os.close(self._fd)
-        self._resume(path, path.stat().st_size)
+        self._begun = path.stat().st_size
+        self._resume(path, self._begun)
 
     def fetch(self, reference: int) -> bytes:
         """The payload of an entry.

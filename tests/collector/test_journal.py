@@ -216,3 +216,21 @@ def test_zeros_at_the_end_are_no_entries(tmp_path: Path) -> None:
         file.write(bytes(5_000))
     assert replayed(tmp_path) == [b"one"]
     assert path.stat().st_size == size
+
+
+def test_a_state_larger_than_a_segment_does_not_rotate_for_ever(tmp_path: Path) -> None:
+    """After a large checkpoint as many bytes must follow before the next one is due; also after a restart."""
+    journal = Journal(tmp_path, segment_size=100)
+    list(journal.replay())
+    journal.append([bytes(100)])
+    assert journal.due
+    journal.rotate(b"c" * 5_000)
+    for _ in range(2):
+        assert not journal.due
+        journal.append([b"x" * 1_000])
+        journal.close()
+        journal = Journal(tmp_path, segment_size=100)
+        list(journal.replay())
+    journal.append([b"x" * 3_000])
+    assert journal.due
+    journal.close()

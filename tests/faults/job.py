@@ -78,7 +78,8 @@ class Job:
     def start(self, ranks: Sequence[int], world_size: int, *, shift: float = 0.0, **orders: Any) -> RankProcess:
         """One more process."""
         # What a killed process has accepted lies there until somebody delivers it.
-        section = {**self._section, "spool": {"directory": str(self.spools)}, **orders.pop("section", {})}
+        usual = {"spool": {"directory": str(self.spools)}, "exit_timeout": PATIENCE}
+        section = {**usual, **self._section, **orders.pop("section", {})}
         tag = len(self._processes) + 1
         whole = Orders(section, tuple(ranks), world_size, tag, str(self._told), **orders)
         self._processes.append(RankProcess(whole, shift=shift))
