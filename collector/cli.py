@@ -17,6 +17,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "collect": (".collect", "run the collector of an output directory"),
+    "check": ("..agent.checking", "say what a training YAML comes to: errors, what is recorded, how much"),
     "simulate": ("..agent.simulate", "try network and disk before a job: real agents, made-up metrics, no MindSpore"),
 }
 
