@@ -14,8 +14,6 @@ import atexit
 import functools
 import logging
 import os
-import secrets
-import socket
 import sys
 import time
 from collections import Counter
@@ -27,20 +25,22 @@ from typing import Any, Concatenate, ParamSpec, cast
 
 from ..collector.protocol.errors import IdentityError, RecordError
 from ..collector.protocol.records import Frame, Level, NameTable, metric_of
-from ..collector.protocol.wire import Block, Hello, Note, Table, encode_item
+from ..collector.protocol.wire import Block, Note, Table, encode_item
 from ..profiler_ctl.plan import Window
 from ..profiler_ctl.session import ProfilerOptions, ProfilerSession
 from .about import facts
 from .config import AgentConfig
 from .discovery import EndpointFinder
-from .identity import Identity, framework_identity, resolve
+from .identity import Identity, framework_identity, introduction, is_helper, resolve
 from .launch import start_collector
 from .link import LinkState
 from .losses import read_scalar
 from .monitor import Measured, MicroBatch, Pending, StepEnd
 from .monitors import build_monitors
-from .outbox import MemoryStore, Outbox, Store
+from .outbox import Outbox
+from .recover import Leftovers
 from .sender import Sender
+from .spools import ABOUT_SPOOL, open_store, tidy, what_is_left
 
 __all__ = ["Agent", "Step"]
 
@@ -48,6 +48,8 @@ log = logging.getLogger("rankd.agent")
 
 # The reason of a goodbye at the planned end; the collector takes any other for a failure.
 _DONE = "done"
+# What a delivery of others' leftovers may take to notice that this process ends.
+_LEFTOVERS_END = 0.5
 
 _P = ParamSpec("_P")
 
@@ -96,8 +98,12 @@ class Agent:
     Raises:
         ConfigError: something is asked for that needs the model, and none is given. Nothing has been started.
 
-    A process that must not record (msrun's scheduler; a rank that is not certain; the child of a fork) gets an agent
-    whose methods do nothing.
+    A process that must not record gets an agent whose methods do nothing: msrun's scheduler; a rank that is not
+    certain; the child of a fork; a child that `multiprocessing` has started (a data-loading worker imports the training
+    script again, and inherits its environment), unless it is given its `rank` here after that import.
+
+    What the collector has not yet stored lies in a file that outlives this process, however that ends (`os._exit`,
+    SIGKILL): the next start on this node delivers it, the collector of this node, or `rankd recover`.
     """
 
     def __init__(
@@ -129,6 +135,8 @@ class Agent:
         self._monitors = build_monitors(config, model, who, total_steps, micro_steps, self._trouble)
         self._outbox: Outbox | None = None
         self._sender: Sender | None = None
+        self._leftovers: Leftovers | None = None
+        self._spool: str | None = None
         if self.identity is not None:
             self._start(self.identity, total_steps, about)
 
@@ -238,16 +246,17 @@ class Agent:
         self._closed = True
         assert self._outbox is not None
         assert self._sender is not None
+        assert self._leftovers is not None
+        self._leftovers.stop()
         self._outbox.finish(reason, time.time())
         left = self._sender.close(self._config.rankd.exit_timeout)
         self._outbox.close()
+        tidy(self._spool)
+        self._leftovers.join(_LEFTOVERS_END)
         if left:
-            log.warning(
-                "%d items of rank %s were not acknowledged by the collector within %g s",
-                left,
-                self.identity and self.identity.rank,
-                self._config.rankd.exit_timeout,
-            )
+            rank, timeout = self.identity and self.identity.rank, self._config.rankd.exit_timeout
+            said = "%d items of rank %s were not acknowledged by the collector within %g s; %s"
+            log.warning(said, left, rank, timeout, what_is_left(self._spool))
 
     def __enter__(self) -> Agent:
         return self
@@ -286,10 +295,11 @@ class Agent:
         # Where end_step was not called, what does not depend on it is still recorded.
         self._put_measured(self._step, None, self._monitors.end_step(StepEnd(called=False)))
         self._inside_step = False
-        self._put_block(self._step, None, [], complete=True)
         if self._profile is not None:
+            # Before the step is completed: what there is to tell is then a line of this step, and not a late one.
             self._profile.step_end(self._step)
             self._tell_profile()
+        self._put_block(self._step, None, [], complete=True)
 
     def _flush(self) -> None:
         """Put the micro-step whose values were deferred."""
@@ -357,10 +367,11 @@ class Agent:
 
     def _identify(self, rank: int | None, world_size: int | None) -> Identity | None:
         try:
-            return resolve(os.environ, rank=rank, world_size=world_size, framework=framework_identity)
+            who = resolve(os.environ, rank=rank, world_size=world_size, framework=framework_identity)
         except IdentityError as e:
             log.error("this process records and profiles nothing, because a wrong rank would be worse: %s", e)
             return None
+        return None if who is None or is_helper(who, rank) else who
 
     def _start(self, who: Identity, total_steps: int | None, about: Mapping[str, object] | None) -> None:
         rankd = self._config.rankd
@@ -370,28 +381,18 @@ class Agent:
                 log.warning("%s", notice)
             if rankd.start_collector and "RANKD_ENDPOINT" not in os.environ:
                 start_collector(rankd)
-        hello = Hello(
-            secrets.token_bytes(16),
-            "",
-            who.rank,
-            who.world_size,
-            1,
-            socket.gethostname(),
-            os.getpid(),
-            time.time(),
-            total_steps,
-            facts(self._config, who, about),
-        )
-        self._outbox = Outbox(self._store(hello))
-        self._sender = Sender(
-            self._outbox, hello, finder, where=finder.where, position=lambda: (self._step, self._micro_step)
-        )
+        hello = introduction(who, total_steps, facts(self._config, who, about))
+        self._leftovers = Leftovers(rankd.spool.place(rankd.output), who.rank, finder)
+        store, hello = open_store(rankd, hello)
+        self._spool = hello.about.get(ABOUT_SPOOL)
+        self._outbox = Outbox(store)
+        find = self._leftovers.find_endpoint
+        where = lambda: (self._step, self._micro_step)  # noqa: E731
+        self._sender = Sender(self._outbox, hello, find, where=finder.where, position=where)
         self._sender.start()
+        self._leftovers.start()
         self._plan_profile(who)
         atexit.register(self._close_at_exit)
-
-    def _store(self, hello: Hello) -> Store:
-        return MemoryStore(self._config.rankd.spool.size)
 
     def _plan_profile(self, who: Identity) -> None:
         config = self._config.profiler

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import RankdConfig, output_of
-from .protocol.errors import ConfigError
+from .protocol.errors import ConfigError, RankdError
 from .server import Collector
 from .settings import load_yaml
 
@@ -34,7 +34,13 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     config = RankdConfig.from_mapping(_section(args))
     changes = {key: value for key in ("output", "endpoint") if (value := getattr(args, key)) is not None}
-    outcome = Collector(dataclasses.replace(config, **changes), patience=args.patience).run()
+    config = dataclasses.replace(config, **changes)
+    try:
+        collector = Collector(config, patience=args.patience)
+    except OSError as e:
+        where = e.filename or config.output
+        raise RankdError(f"the collector cannot start in {config.output}: {where}: {e.strerror}") from e
+    outcome = collector.run()
     print(outcome.summary, flush=True)
     return outcome.status
 

@@ -15,7 +15,10 @@ from pathlib import Path
 from .description import Writer
 from .protocol.errors import RankdError
 
-__all__ = ["Place"]
+__all__ = ["INNER", "JOURNAL", "Place", "holder"]
+
+INNER = ".rankd"
+JOURNAL = Path(INNER) / "journal"
 
 
 class Place:
@@ -30,7 +33,7 @@ class Place:
 
     def __init__(self, output: Path) -> None:
         self.output = output
-        self.inner = output / ".rankd"
+        self.inner = output / INNER
         try:
             self.inner.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.inner / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -40,7 +43,7 @@ class Place:
 
     @property
     def journal(self) -> Path:
-        return self.inner / "journal"
+        return self.output / JOURNAL
 
     def run_id(self) -> str:
         """The identity of the run that this directory holds; made at its first start."""
@@ -90,6 +93,24 @@ class Place:
         os.pwrite(self._lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
+def holder(output: Path) -> str | None:
+    """The live collector of `output`, for messages; None: there is none. Nothing is touched or locked.
+
+    Of a collector on another host, only its connection file tells; a collector that was killed leaves that behind.
+    """
+    inner = output / INNER
+    try:
+        text, inode = (inner / "lock").read_text(errors="replace").strip(), (inner / "lock").stat().st_ino
+        locks = Path("/proc/locks").read_text()
+    except OSError:
+        return None
+    # "1: FLOCK  ADVISORY  WRITE 4711 00:1b:123456 0 EOF"
+    if any(line.split()[1] == "FLOCK" and f":{inode} " in line for line in locks.splitlines()):
+        return text or "a collector"
+    elsewhere = not text.endswith(f" on {socket.gethostname()}")
+    return f"{text}, perhaps" if elsewhere and (inner / "connection.json").exists() else None
+
+
 def _write_whole(path: Path, text: str, mode: int) -> None:
     """Write a small file so that a reader sees all of it or the one before."""
     beside = path.with_name(f"{path.name}.{os.getpid()}")
@@ -98,9 +119,9 @@ def _write_whole(path: Path, text: str, mode: int) -> None:
         data = memoryview(text.encode())
         while data:
             data = data[os.write(fd, data) :]
-    except OSError:
+        beside.replace(path)
+    except OSError as e:
         beside.unlink()
-        raise
+        raise OSError(e.errno, e.strerror, str(path)) from e
     finally:
         os.close(fd)
-    beside.replace(path)

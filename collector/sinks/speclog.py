@@ -10,22 +10,34 @@ from __future__ import annotations
 import logging
 import os
 import re
+import resource
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from ..protocol.records import Comment, RankBlock
-from ..protocol.speclog import Renderer, merged_text
+from ..protocol.speclog import Renderer, merged_parts
 
-__all__ = ["MERGED_LOG", "SpecLogSink", "rank_log"]
+__all__ = ["MERGED_LOG", "SpecLogSink", "log_texts", "rank_log"]
 
 _logger = logging.getLogger(__name__)
 
 MERGED_LOG = "merged.log"
 
-# A quarter of the usual soft limit of 1,024: the sockets of 1,024 ranks, the journal and other sinks need theirs too.
-# Opening a log again costs some microseconds, for a write of some ten thousand bytes.
-_MAX_OPEN_FILES = 256
+# Of the files that this process may open, the logs take half: the sockets of the ranks, the journal and other sinks
+# need theirs too. Opening a log again costs about as much as writing a block.
+_SHARE_OF_FILES = 2
+_LEAST_OPEN_FILES = 64
+
+# Rendered and written before the next, in bytes of columns; a norm's 8 become some 160 of text. What is rendered shall
+# still be in the processor's cache when it is written.
+_BATCH_BYTES = 2**16
+
+# IOV_MAX of Linux: one call takes no more buffers.
+_MAX_PARTS = 1_024
+
+_Buffer: TypeAlias = bytes | memoryview
 
 _RANK_LOG = re.compile(r"rank_(0|[1-9][0-9]*)/monitor\.log")
 
@@ -37,6 +49,37 @@ def _is_log(name: str) -> bool:
 def rank_log(rank: int) -> str:
     """The log of `rank`, relative to the output directory."""
     return f"rank_{rank}/monitor.log"
+
+
+def log_texts(renderer: Renderer, released: Iterable[RankBlock | Comment]) -> dict[str, bytes]:
+    """What these add to each log, by its path below the output directory; merged.log comes last."""
+    return {name: b"".join(parts) for name, parts in _log_parts(renderer, released).items()}
+
+
+def _log_parts(renderer: Renderer, released: Iterable[RankBlock | Comment]) -> dict[str, list[_Buffer]]:
+    """`log_texts`, as buffers to be written one after the other."""
+    logs: dict[str, list[_Buffer]] = {}
+    merged: list[_Buffer] = []
+    for each in released:
+        text = renderer.block(each) if isinstance(each, RankBlock) else renderer.comment(each)
+        if not text:
+            continue
+        if each.rank is not None:
+            logs.setdefault(rank_log(each.rank), []).append(text)
+        merged += merged_parts(each.rank, text)
+    return {**logs, MERGED_LOG: merged} if merged else {}
+
+
+def _batches(released: Sequence[RankBlock | Comment]) -> Iterator[Sequence[RankBlock | Comment]]:
+    """Cut where about _BATCH_BYTES of columns are together."""
+    start = size = 0
+    for index, each in enumerate(released):
+        size += sum(len(frame.column) for frame in each.frames) if isinstance(each, RankBlock) else 0
+        if size >= _BATCH_BYTES:
+            yield released[start : index + 1]
+            start, size = index + 1, 0
+    if start < len(released):
+        yield released[start:]
 
 
 class SpecLogSink:
@@ -66,18 +109,17 @@ class SpecLogSink:
         Raises:
             OSError: of the first log that could not be written; the others are. `retry` writes the rest.
         """
-        texts: dict[int, list[bytes]] = {}
-        merged = []
-        # Rendered as a whole before the first byte is written: if that fails, no log has a part of it.
-        for each in released:
-            text = self._renderer.block(each) if isinstance(each, RankBlock) else self._renderer.comment(each)
-            if text and each.rank is not None:
-                texts.setdefault(each.rank, []).append(text)
-            merged.append(merged_text(each.rank, text))
-        for rank, parts in texts.items():
-            self._take(rank_log(rank), parts)
-        self._take(MERGED_LOG, merged)
-        self.retry()
+        # A failure keeps what it could not write waiting, and the rest is rendered all the same.
+        failure: OSError | None = None
+        for batch in _batches(released):
+            for name, parts in _log_parts(self._renderer, batch).items():
+                self._take(name, parts)
+            try:
+                self.retry()
+            except OSError as e:
+                failure = failure or e
+        if failure is not None:
+            raise failure
 
     def retry(self) -> None:
         """Write what waits, of each log from the byte where it stopped; does nothing when nothing waits.
@@ -122,15 +164,12 @@ class SpecLogSink:
         """Let go of all files. What is `unwritten` is gone from here, not from the journal."""
         self._files.close()
 
-    def _take(self, name: str, parts: Iterable[bytes]) -> None:
-        text = b"".join(parts)
-        if not text:
-            return
+    def _take(self, name: str, parts: list[_Buffer]) -> None:
         log = self._logs.get(name)
         if log is None:
             log = self._logs[name] = _Log(self._output / name)
             log.append_only()
-        log.take(text)
+        log.take(parts)
         self._waiting[name] = log
 
     def _each(self, call: Callable[[_Log, _OpenFiles], None], logs: Sequence[_Log]) -> None:
@@ -158,8 +197,10 @@ class _Log:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.position = 0
-        # Bytes as long as nothing has to wait for a second call: a copy of everything would be a tenth of all the work.
         self.waiting: bytes | bytearray = b""
+        # What comes after `waiting`, as it was rendered: as long as nothing has to wait for a second call it goes to
+        # the file from there. A copy of everything would be a tenth of all the work.
+        self._parts: list[_Buffer] = []
         self._size = 0  # of the file, as far as this process knows
 
     @property
@@ -180,14 +221,17 @@ class _Log:
                 self.path, self._size, checkpoint, checkpoint - self._size,
             )  # fmt: skip
 
-    def take(self, text: bytes) -> None:
-        """`text` comes after what waits."""
-        if not self.waiting:
-            self.waiting = text
-        else:
+    def take(self, parts: list[_Buffer]) -> None:
+        """`parts` come after what waits."""
+        self._parts += parts
+
+    def _gather(self) -> None:
+        """All of it into `waiting`."""
+        if self._parts:
             # A bytearray grows in place, however long the disk stays full.
-            self.waiting = self.waiting if isinstance(self.waiting, bytearray) else bytearray(self.waiting)
-            self.waiting += text
+            self.waiting = bytearray(self.waiting) if isinstance(self.waiting, bytes) else self.waiting
+            self.waiting += b"".join(self._parts)
+            self._parts = []
 
     def _advance(self, count: int) -> None:
         """The first `count` bytes of what waits are in the file."""
@@ -199,6 +243,11 @@ class _Log:
 
     def push(self, files: _OpenFiles) -> None:
         """Write what waits, except for what the file holds already."""
+        try:
+            if not self.ahead and not self.waiting:
+                self._push_parts(files.open(self.path))
+        finally:
+            self._gather()
         while self.waiting:
             fd = files.open(self.path)
             if self.ahead:
@@ -208,6 +257,21 @@ class _Log:
             written = os.write(fd, self.waiting)
             self._advance(written)
             self._size = self.position
+
+    def _push_parts(self, fd: int) -> None:
+        """Write the parts where they lie; at the first that is not written whole, the rest is gathered and waits."""
+        while self._parts:
+            batch, self._parts = self._parts[:_MAX_PARTS], self._parts[_MAX_PARTS:]
+            try:
+                written = os.writev(fd, batch)
+            except OSError:
+                self._parts = batch + self._parts
+                raise
+            self.position += written
+            self._size = self.position
+            if written < sum(map(len, batch)):
+                self._parts = [memoryview(b"".join(batch))[written:], *self._parts]
+                return
 
     def _skip(self, fd: int) -> None:
         """Pass over what the file holds; where that is something else, cut it there."""
@@ -251,8 +315,9 @@ def _size_of(path: Path) -> int:
 class _OpenFiles:
     """File descriptors for appending; beyond a number of them, the one that was not used for longest is closed."""
 
-    def __init__(self, most: int = _MAX_OPEN_FILES) -> None:
-        self._most = most
+    def __init__(self, most: int | None = None) -> None:
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = most or max(_LEAST_OPEN_FILES, allowed // _SHARE_OF_FILES)
         self._open: OrderedDict[Path, int] = OrderedDict()
 
     def open(self, path: Path) -> int:

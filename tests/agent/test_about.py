@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.support import collected, finish, script
 
 from rankd.agent.about import effective, facts, version_of
 from rankd.agent.config import AgentConfig
@@ -14,8 +15,6 @@ from rankd.agent.identity import Identity
 from rankd.collector.protocol.about import CONFIGURATION, unpack_text
 from rankd.collector.protocol.records import Comment
 from rankd.collector.protocol.wire import Hello
-
-from .test_agent import collected, finish, script
 
 CONFIG = AgentConfig.from_mapping({"monitor": {"train_state": {"local_norm": ["attention"]}}})
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support import collected, finish, values
 
 from rankd.agent.adapters.mindformers import coordinates
 from rankd.collector.protocol.records import Comment, Record
-
-from ..test_agent import collected, finish, values
 
 DOUBLE = Path(__file__).parent / "double"
 # Where a user's shell gets it from.

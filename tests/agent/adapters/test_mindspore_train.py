@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import collected, finish, values
 
 from rankd.collector.protocol.records import Comment, Record
-
-from ..test_agent import collected, finish, values
 
 pytestmark = pytest.mark.mindspore
 
