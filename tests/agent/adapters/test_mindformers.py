@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -66,12 +67,12 @@ CONFIG = {
 """
 
 
-def training(tmp_path: Path, body: str, **environ: str) -> subprocess.Popen[str]:
-    """Start a script that trains with the double."""
+def training(tmp_path: Path, body: str, *, strict: bool = True, **environ: str) -> subprocess.Popen[str]:
+    """Start a script that trains with the double; `strict`: warnings are errors (MindSpore has some of its own)."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "MS_"))}
     paths = {"PYTHONPATH": str(DOUBLE), "REGISTER_PATH": REGISTER_PATH}
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", TRAINING + textwrap.dedent(body)],
+        [sys.executable, *(["-W", "error"] if strict else []), "-c", TRAINING + textwrap.dedent(body)],
         cwd=tmp_path,
         env={**clean, **paths, **environ},
         stdout=subprocess.PIPE,
@@ -242,6 +243,55 @@ def test_a_script_of_ones_own_can_register_the_callback(tmp_path: Path) -> None:
     """
     ended_well(training(tmp_path, body, REGISTER_PATH=""))
     assert len(values(collected(tmp_path), "local_loss")) == 12
+
+
+@pytest.mark.mindspore
+def test_tensors_of_mindspore_come_through(tmp_path: Path) -> None:
+    """With real tensors and gradients (the CPU build): losses and norms equal those computed beside the Trainer."""
+    body = """
+    import json
+    import mindspore as ms
+    from mindspore import Tensor, nn, ops
+
+    class Net(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Dense(4, 3)
+            self.batches, self.seen = np.random.default_rng(2).normal(size=(12, 5, 4)).astype(np.float32), []
+            self.grad_fn = ms.value_and_grad(self.scaled, None, self.trainable_params())
+            for parameter in self.trainable_params():
+                parameter.grad = None
+
+        def scaled(self, x, scale):
+            return ops.square(self.fc(x)).mean() * scale
+
+        def forward_backward(self, scale):
+            loss, grads = self.grad_fn(Tensor(self.batches[len(self.seen)]), scale)
+            for parameter, grad in zip(self.trainable_params(), grads):
+                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+            norms = [float(np.linalg.norm(p.grad.asnumpy().astype("d"))) for p in self.trainable_params()]
+            self.seen.append((float(loss.asnumpy()) / scale, norms))
+            return loss
+
+    net = Net()
+    Trainer(CONFIG, net).train()
+    print(json.dumps(net.seen))
+    """
+    environ = {"MS_DEV_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
+    said, _ = ended_well(training(tmp_path, body, strict=False, **environ))
+    seen = json.loads(said.splitlines()[-1])
+    content = collected(tmp_path)
+    places = [(step, micro_step) for step in (1, 2, 3) for micro_step in (1, 2, 3, 4)]
+    assert values(content, "local_loss") == {
+        place: pytest.approx(loss, rel=1e-6) for place, (loss, _) in zip(places, seen, strict=True)
+    }
+    accumulated = [norms[0] for _, norms in seen]
+    before = [0.0 if micro == 1 else accumulated[i - 1] for i, (_, micro) in enumerate(places)]
+    increments = {p: pytest.approx(a - b, abs=2e-6) for p, a, b in zip(places, accumulated, before, strict=True)}
+    assert norms(content, "local_norm", "fc.weight") == increments
+    assert norms(content, "device_norm", "fc.weight") == {
+        (step, None): pytest.approx(accumulated[4 * step - 1], abs=2e-6) for step in (1, 2, 3)
+    }
 
 
 @pytest.mark.parametrize(
