@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support import collected, finish, script
 
 from rankd.agent.config import AgentConfig
 from rankd.agent.estimate import Shape, estimate
 from rankd.collector.settings import load_yaml
-
-from .test_agent import collected, finish, script
 
 NAMES = ("decoder.layers.0.weight", "decoder.layers.0.bias", "output.weight")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support import collected, finish, script
+from tests.support import values as recorded
 
 from rankd.agent.config import AgentConfig
 from rankd.collector.protocol.errors import ConfigError
 
-from .test_agent import collected, finish, script
-from .test_agent import values as recorded
 from .training import Log, Model, run, values
 
 NAN, INF = float("nan"), float("inf")

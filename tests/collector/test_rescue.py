@@ -23,7 +23,7 @@ class Watch:
     """A rescue of a run that has heard of whoever a test lets in; a beat is a second."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.run = Run()
+        self.run = Run(lambda _: b"")
         self.liveness = Liveness(lost_after=60, max_hold=300)
         self.spools = tmp_path / "spools"
         self.spools.mkdir()
