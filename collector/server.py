@@ -314,6 +314,7 @@ class Collector:
             entries.append(Stored(session.number, admitted.raws, admitted.items))
 
     def _heard(self, session: Session, entries: list[Entry]) -> None:
+        self._rescue.heard(session)
         back = self._liveness.heard(session.rank, time.monotonic())
         if back is not None:
             entries.append(back)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,14 +26,15 @@ class Watch:
     def __init__(self, tmp_path: Path) -> None:
         self.run = Run(lambda _: b"")
         self.liveness = Liveness(lost_after=60, max_hold=300)
-        self.spools = tmp_path / "spools"
-        self.spools.mkdir()
+        self.spools = tmp_path / "base" / f"rankd-{os.geteuid()}" / "run"
+        self.elsewhere = tmp_path / f"rankd-{os.geteuid()}" / "run"
+        for directory in (self.spools, self.elsewhere):
+            directory.mkdir(parents=True)
         self.rescue = Rescue(self.run, self.liveness, output=tmp_path / "out", spools=self.spools, beat_interval=1)
 
-    def spool(self, *, where: str = "spools", items: int = 0) -> tuple[Spool, Outbox, Hello]:
-        """A spool as an agent of this host makes it."""
-        path = self.spools.parent / where / "rank_0.spool"
-        path.parent.mkdir(exist_ok=True)
+    def spool(self, *, items: int = 0, there: bool = False) -> tuple[Spool, Outbox, Hello]:
+        """A spool as an agent of this host makes it; `there`: with another directory for temporary files."""
+        path = (self.elsewhere if there else self.spools) / "rank_0.spool"
         hello = introduction(Identity(0, 1, "test"), None, {"spool": str(path)})
         spool = Spool.create(path, 2**17, hello)
         outbox = Outbox(spool)
@@ -88,7 +90,7 @@ def test_a_silent_rank_that_lives_is_asked_again_later(watch: Watch) -> None:
 
 def test_a_silent_rank_whose_process_is_gone_is_given_up_at_once(watch: Watch) -> None:
     """Also where its spool lies elsewhere than this host's others; the file is removed."""
-    _, outbox, hello = watch.spool(where="elsewhere")
+    _, outbox, hello = watch.spool(there=True)
     watch.run.apply(Opened(hello))
     watch.liveness.rejoined(0, 0.0)
     outbox.close()
@@ -122,3 +124,14 @@ def test_what_is_under_way_ends_with_the_collector(watch: Watch) -> None:
     watch.rescue.close()
     assert under_way() == []
     assert spool.path.exists()
+
+
+@pytest.mark.parametrize("path", ["/etc/shadow", "--output=/tmp", "/tmp/x.spool", "/tmp/rankd-0/../../etc/x.spool", ""])
+def test_a_path_that_a_peer_chose_is_not_touched(watch: Watch, path: str) -> None:
+    """COMPLAINTS 27: only where spools lie is looked; what else a hello says reaches no command line."""
+    hello = introduction(Identity(0, 1, "test"), None, {"spool": path})
+    watch.run.apply(Opened(hello))
+    watch.liveness.rejoined(0, 0.0)
+    watch.rescue.due(3.0)
+    assert under_way() == []
+    assert watch.rescue.settled(4.0)

@@ -26,8 +26,6 @@ from tests.support import (
 )
 
 EVERYTHING = {(s, m): s + m / 10 for s in (1, 2, 3) for m in (1, 2, 3, 4)}
-# A collector that this machine's rescue of the spool need not wait for.
-BRISK = YAML + "  beat_interval: 0.2\n  linger: 0.5\n"
 AWAY = YAML + "  start_collector: False\n  exit_timeout: 0.5\n"
 
 
@@ -45,8 +43,10 @@ def test_os_exit_leaves_everything_in_the_spool(tmp_path: Path) -> None:
     train(a)
     os._exit(7)
     """
-    assert finish(script(tmp_path, body, yaml=BRISK)) == (7, "")
-    content = collected(tmp_path)
+    collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
+    assert finish(script(tmp_path, body, yaml=AWAY)) == (7, "")
+    assert collector.ended()[0] == 1
+    content = contents(tmp_path)
     assert values(content, "local_loss") == EVERYTHING
     (lost,) = comments(content)["rank_lost"]
     assert "its process is gone" in lost
@@ -60,8 +60,10 @@ def test_sigterm_without_a_handler(tmp_path: Path) -> None:
     train(a)
     os.kill(os.getpid(), 15)
     """
-    assert finish(script(tmp_path, body, yaml=BRISK)) == (-signal.SIGTERM, "")
-    assert values(collected(tmp_path), "local_loss") == EVERYTHING
+    collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
+    assert finish(script(tmp_path, body, yaml=AWAY)) == (-signal.SIGTERM, "")
+    assert collector.ended()[0] == 1
+    assert values(contents(tmp_path), "local_loss") == EVERYTHING
 
 
 def test_sigterm_with_a_handler_that_raises_system_exit(tmp_path: Path) -> None:
