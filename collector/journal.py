@@ -1,9 +1,9 @@
 """The journal: append-only segments on disk that everything else can be made from again.
 
 A segment is a magic line and then entries: length and CRC-32 (both little-endian uint32), payload, which is never
-empty. An entry counts from the moment all its bytes are there with the right checksum; at the end of the last segment anything else is a torn
-tail, left by a crash in the middle of a write, and is cut. Anywhere else it is damage, and an error: nothing is skipped
-in silence.
+empty. An entry counts from the moment all its bytes are there with the right checksum; at the end of the last segment
+anything else is a torn tail, left by a crash in the middle of a write, and is cut. Anywhere else it is damage, and an
+error: nothing is skipped in silence.
 
 Every segment but the first begins with a checkpoint: an entry from which the state before it can be made without the
 earlier segments. So reading starts at the last segment, and earlier ones may be deleted. A *reference* is the place of
