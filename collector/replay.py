@@ -1,7 +1,7 @@
 """Reads a run's journal from outside: every entry in order, with its place, and the run they make. Locks nothing.
 
-Where the oldest segments have been deleted (`rankd.journal.keep`), it starts from the checkpoint of the oldest one that
-is left. A collector may be at work meanwhile; then this ends where the journal ended when it was read.
+Where the oldest segments have been deleted (`rankd.journal.keep`), it starts from the oldest checkpoint that can be
+started from. A collector may be at work meanwhile; then this ends where the journal ended when it was read.
 """
 
 from __future__ import annotations

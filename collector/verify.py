@@ -24,7 +24,7 @@ from .sinks.speclog import MERGED_LOG
 
 __all__ = ["Verification", "add_arguments", "run"]
 
-# What is rendered at once; see `rebuild`.
+# Blocks that are compared at once: each log is opened once for them.
 _BATCH_RELEASED = 1_024
 
 

@@ -20,7 +20,7 @@ from rankd.collector.protocol.wire import Ack, Hello, Message, Welcome, decode_m
 from rankd.collector.verify import Verification
 
 # How long a condition may take to come true: far longer than it takes on a busy machine.
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class CollectorProcess:

@@ -60,7 +60,7 @@ class Torture:
 
     def kill_collectors(self, kills: int) -> None:
         """Several ranks push in one process; the collector is killed and started again."""
-        ranks = self.job.start(range(4), 4, last=_FOR_EVER, params=self.choose.choice([1, 20, 100]))
+        ranks = self.job.start(range(4), 4, last=_FOR_EVER, pace=0.02, params=self.choose.choice([1, 10, 50]))
         for _ in range(kills):
             self._kill_collector()
         self._end([ranks])
