@@ -247,6 +247,7 @@ def test_the_collector_inherits_our_variables_and_not_who_the_rank_is(tmp_path: 
     collected(tmp_path)
 
 
+@pytest.mark.slow
 def test_eight_ranks_with_long_lines_at_once(tmp_path: Path) -> None:
     """COMPLAINTS 1 and 2: every line whole and with its rank; equal values on all ranks and in a row all there."""
     name = "x" * 1_000

@@ -189,6 +189,7 @@ def test_a_full_spool_refuses_counts_and_says_so(tmp_path: Path) -> None:
     assert status == 0
 
 
+@pytest.mark.slow
 def test_a_full_spool_without_a_collector_is_recovered_with_its_accounts(tmp_path: Path) -> None:
     """Nobody collects: what fits is kept, with gaps and goodbye, and a later collector gets it."""
     yaml = TINY.replace("exit_timeout: 20", "exit_timeout: 0.1")
@@ -207,6 +208,7 @@ def test_a_full_spool_without_a_collector_is_recovered_with_its_accounts(tmp_pat
     assert not list(tmp_path.rglob("*.spool"))
 
 
+@pytest.mark.slow
 def test_no_room_for_the_spool_file_is_one_warning(tmp_path: Path) -> None:
     """COMPLAINTS 23: the limit on file sizes is below the spool's: the run is recorded all the same, from memory."""
     body = """

@@ -146,6 +146,7 @@ def test_the_stock_monitors_can_be_replaced(tmp_path: Path) -> None:
     assert len(values(collected(tmp_path), "local_loss")) == 12
 
 
+@pytest.mark.slow
 def test_micro_batch_norms_come_from_hooks(tmp_path: Path) -> None:
     """`rankd.local_norm_kind: micro_batch`: the norm of each micro-batch's own gradient; the hooks come off again."""
     body = """
@@ -160,6 +161,7 @@ def test_micro_batch_norms_come_from_hooks(tmp_path: Path) -> None:
     assert norms(collected(tmp_path), "local_norm", "layer.weight") == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_steps_go_on_after_a_resume(tmp_path: Path) -> None:
     """Steps are global: after a resume from step 2 the first one recorded is 3."""
     ended_well(training(tmp_path, "Trainer(CONFIG, Model()).train(global_step=2)"))
@@ -177,6 +179,7 @@ def test_what_led_to_an_exception_is_in_the_log(tmp_path: Path) -> None:
     assert [c.text for c in comments] == ["RuntimeError: Error in training step 1."]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("breakage", "complaint"),
     [
@@ -198,6 +201,7 @@ def test_what_goes_wrong_in_rankd_does_not_stop_the_training(tmp_path: Path, bre
     assert complained.count("training goes on") == 1
 
 
+@pytest.mark.slow
 def test_an_argument_that_does_not_exist_is_said_before_the_training(tmp_path: Path) -> None:
     """A misspelt key of the callback's own entry ends the Trainer's construction, as any callback's would."""
     status, said = finish(training(tmp_path, 'CONFIG["callbacks"][0]["keep_stok"] = True; Trainer(CONFIG, Model())'))
@@ -208,6 +212,7 @@ def test_an_argument_that_does_not_exist_is_said_before_the_training(tmp_path: P
     assert "keep_stock is true or false, got 'no'" in said
 
 
+@pytest.mark.slow
 def test_with_a_pipeline_the_steps_are_recorded(tmp_path: Path) -> None:
     """The Trainer tells of no micro-steps with pipeline parallelism: the step's own values are recorded."""
     body = """
@@ -221,6 +226,7 @@ def test_with_a_pipeline_the_steps_are_recorded(tmp_path: Path) -> None:
     assert len(values(content, "device_loss")) == 3
 
 
+@pytest.mark.slow
 def test_rankd_profiles_in_the_trainers_place(tmp_path: Path) -> None:
     """There is one profiler a process: the Trainer's own is off where rankd has read the same section."""
     body = """
@@ -231,6 +237,7 @@ def test_rankd_profiles_in_the_trainers_place(tmp_path: Path) -> None:
     ended_well(training(tmp_path, body))
 
 
+@pytest.mark.slow
 def test_a_script_of_ones_own_can_register_the_callback(tmp_path: Path) -> None:
     """`register()` makes the name known without REGISTER_PATH; an instance can be passed to the Trainer as well."""
     body = """
