@@ -143,7 +143,7 @@ def train(folder: Path, zero: str) -> tuple[list[list[Any]], list[Record]]:
 def close(metric: str, said: Any, computed: Any) -> bool:
     """Whether a printed value is what was computed, as far as the log prints it and float32 knows it."""
     if metric == "tpe":
-        return list(said) == computed
+        return bool(list(said) == computed)
     pairs = zip(said, computed, strict=True) if isinstance(said, tuple) else [(said, computed)]
     digits = 6e-4 if metric == "max_attention_logit" else 1e-5
     return all(math.isclose(a, b, rel_tol=digits, abs_tol=2e-6) for a, b in pairs)
