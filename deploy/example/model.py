@@ -71,13 +71,13 @@ class MLP(nn.Cell):
 
 
 class MoELayer(nn.Cell):
-    """Each token goes to EXPERTS_PER_TOKEN of EXPERTS; all experts are computed, which is cheap at this size."""
+    """Each token goes to EXPERTS_PER_TOKEN of EXPERTS; all experts are computed side by side, cheap at this size."""
 
     def __init__(self) -> None:
         super().__init__()
         self.router = nn.Dense(HIDDEN, EXPERTS, has_bias=False)
-        self.weight1 = Parameter(initializer(Normal(0.1), (EXPERTS, HIDDEN, HIDDEN)), name="weight1")
-        self.weight2 = Parameter(initializer(Normal(0.1), (EXPERTS, HIDDEN, HIDDEN)), name="weight2")
+        self.linear_fc1 = nn.Dense(HIDDEN, EXPERTS * HIDDEN, has_bias=False)
+        self.linear_fc2 = nn.Dense(EXPERTS * HIDDEN, HIDDEN, has_bias=False)
         # How many tokens each expert has received; counted on and on.
         self.tokens_per_expert = Parameter(
             initializer("zeros", (EXPERTS,)), name="tokens_per_expert", requires_grad=False
@@ -86,12 +86,12 @@ class MoELayer(nn.Cell):
     def construct(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, HIDDEN)
         scores = ops.softmax(self.router(tokens), -1)
-        lowest = ops.topk(scores, EXPERTS_PER_TOKEN)[0][:, -1:]
-        chosen = ops.stop_gradient((scores >= lowest).astype(ms.float32))
+        fixed = ops.stop_gradient(scores)
+        chosen = (fixed >= ops.topk(fixed, EXPERTS_PER_TOKEN)[0][:, -1:]).astype(ms.float32)
         ops.assign_add(self.tokens_per_expert, chosen.sum(0))
-        hidden = ops.relu(ops.matmul(tokens, self.weight1))  # (EXPERTS, tokens, HIDDEN)
-        gates = (scores * chosen).swapaxes(0, 1).expand_dims(-1)
-        return (ops.matmul(hidden, self.weight2) * gates).sum(0).reshape(x.shape)
+        hidden = ops.relu(self.linear_fc1(tokens)).reshape(-1, EXPERTS, HIDDEN)
+        gated = hidden * (scores * chosen).expand_dims(-1)
+        return self.linear_fc2(gated.reshape(-1, EXPERTS * HIDDEN)).reshape(x.shape)
 
 
 class Layer(nn.Cell):

@@ -133,6 +133,8 @@ def run_step(
             log.take(step, None, monitor.reset())
             return
     log.take(step, None, monitor.end_step(StepEnd(dict(end or {}))))
+    # The agent's own, when the step's context is left.
+    log.take(step, None, monitor.end_step(StepEnd(called=False)))
 
 
 def run(config: Mapping[str, object], model: object = None, steps: Sequence[int] = (1, 2, 3), **options: Any) -> Log:

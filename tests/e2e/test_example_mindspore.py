@@ -35,7 +35,7 @@ def test_every_filter_of_the_examples_configuration_matches_a_parameter() -> Non
         "decoder.layers.0.self_attention.linear_qkv.weight",
         "decoder.layers.0.self_attention.q_layernorm.weight",
         "decoder.layers.0.mlp.linear_fc1.weight",
-        "decoder.layers.1.mlp.weight1",
+        "decoder.layers.1.mlp.linear_fc1.weight",
         "mtp.layers.0.transformer_layer.mlp.router.weight",
         "decoder.final_layernorm.weight",
     } <= set(names)
