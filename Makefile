@@ -12,6 +12,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # More arguments for pytest: make quick PYTEST_ARGS="-k wire"
 PYTEST_ARGS ?=
+# Most tests wait for processes that they started; two at a time fit the smallest machine.
+PARALLEL ?= --numprocesses 2 --dist worksteal
 
 # How often, and with which choices, the random killer kills.
 N ?= 200
@@ -64,7 +66,7 @@ test: $(MINDSPORE) $(LINKS)  ## all tests, real MindSpore training included
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 quick: $(LIGHT) $(LINKS)  ## the tests that need no MindSpore and take under a minute
-	@$(BIN)/python -m pytest -m "not mindspore and not slow" --hypothesis-profile=quick $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not mindspore and not slow" --hypothesis-profile=quick $(PARALLEL) $(PYTEST_ARGS)
 
 lint: $(LIGHT) $(LINKS)  ## ruff (rules and format) and the import contracts
 	@$(BIN)/python -m ruff check .
