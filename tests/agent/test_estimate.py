@@ -11,6 +11,9 @@ from rankd.agent.config import AgentConfig
 from rankd.agent.estimate import Shape, estimate
 from rankd.collector.settings import load_yaml
 
+# Starts a training, a collector or both in each test.
+pytestmark = pytest.mark.slow
+
 NAMES = ("decoder.layers.0.weight", "decoder.layers.0.bias", "output.weight")
 
 

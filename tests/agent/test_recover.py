@@ -22,6 +22,9 @@ from rankd.agent.spool import Spool, find_spools
 from rankd.collector.protocol.records import Frame, Record
 from rankd.collector.protocol.wire import Beat, Block, Data, Goodbye, encode_item
 
+# Starts a training, a collector or both in each test.
+pytestmark = pytest.mark.slow
+
 
 def left(directory: Path, rank: int = 0, steps: int = 5, world: int = 2, *, goodbye: bool = True) -> Path:
     """What a process of a rank has left that nobody has ever heard."""

@@ -25,6 +25,9 @@ from tests.support import (
     values,
 )
 
+# Starts a training, a collector or both in each test.
+pytestmark = pytest.mark.slow
+
 EVERYTHING = {(s, m): s + m / 10 for s in (1, 2, 3) for m in (1, 2, 3, 4)}
 AWAY = YAML + "  start_collector: False\n  exit_timeout: 0.5\n"
 

@@ -17,6 +17,9 @@ from tests.support import collected, finish, values
 from rankd.agent.adapters.mindformers import coordinates
 from rankd.collector.protocol.records import Comment, Record
 
+# Starts a training, a collector or both in each test.
+pytestmark = pytest.mark.slow
+
 DOUBLE = Path(__file__).parent / "double"
 # Where a user's shell gets it from.
 REGISTER_PATH = subprocess.run(
