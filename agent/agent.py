@@ -14,6 +14,7 @@ import atexit
 import functools
 import logging
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ from .link import LinkState
 from .losses import read_scalar
 from .monitor import Measured, MicroBatch, Pending, StepEnd
 from .monitors import build_monitors
+from .nodes import job_of, known_as
 from .outbox import Outbox
 from .recover import Leftovers
 from .sender import Sender
@@ -375,8 +377,8 @@ class Agent:
             for notice in self._config.notices:
                 log.warning("%s", notice)
             if rankd.start_collector and "RANKD_ENDPOINT" not in os.environ:
-                start_collector(rankd)
-        hello = introduction(who, total_steps, {"local_norm_kind": rankd.local_norm_kind})
+                start_collector(rankd, known_as(os.environ, who.world_size, socket.gethostname()))
+        hello = introduction(who, total_steps, {"local_norm_kind": rankd.local_norm_kind, "job": job_of(os.environ)})
         self._leftovers = Leftovers(rankd.spool.place(rankd.output), who.rank, finder)
         store, hello = open_store(rankd, hello)
         self._spool = hello.about.get(ABOUT_SPOOL)

@@ -167,9 +167,16 @@ class Intake:
                 "has ended. If both are meant to run, give each its own RANKD_RANK",
                 retry=True,
             )
-        others = [s for s in self._current.values() if s.hello.world_size != hello.world_size and not s.over]
+        others = [s for s in self._current.values() if not s.over]
         for other in others:
-            if alive(other):
+            job, own = other.hello.about.get("job"), hello.about.get("job")
+            if job and own and job != own and alive(other):
+                return Refused(
+                    f"rank {hello.rank} is of another job ({own}) than rank {other.rank} ({_who(other.hello)}), which is "
+                    f"alive ({job}); give each job its own rankd.output, and its own port in rankd.endpoint",
+                    retry=True,
+                )
+            if other.hello.world_size != hello.world_size and alive(other):
                 return Refused(
                     f"rank {hello.rank} says world_size {hello.world_size}, but rank {other.rank} ({_who(other.hello)})"
                     f" is alive with world_size {other.hello.world_size}; set RANKD_WORLD_SIZE alike on all ranks",

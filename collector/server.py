@@ -11,25 +11,24 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import re
 import resource
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-import zmq
-
 from .config import RankdConfig
+from .door import Door
 from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, encode_entry
 from .intake import Session
 from .journal import Journal
 from .liveness import Liveness
 from .place import Place
-from .protocol.errors import ProtocolError, RankdError, VersionError
+from .protocol.checks import printable
+from .protocol.errors import LimitError, ProtocolError, VersionError
+from .protocol.keys import RunKey
 from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
 from .rescue import Rescue
 from .run import RankState, Released, Run
@@ -49,6 +48,8 @@ _TURN_BYTES = 4 * 2**20
 _MOST_FILES = 65_536
 # How often a write that failed is tried again.
 _RETRY = 0.5
+# What the summary calls a refusal, by its error; the first that fits.
+_REFUSALS = ((VersionError, "version"), (LimitError, "limit"), (ProtocolError, "protocol"))
 # How long the last acknowledgements may take to leave at the end.
 _LINGER_MS = 2_000
 
@@ -71,12 +72,13 @@ class Collector:
     Args:
         config: the `rankd:` section.
         patience: seconds to wait for the very first rank; None: for ever (a collector that runs as a service).
+        near: how the other nodes know this one, where nothing is configured (`binding.spots`).
 
     Raises:
         RankdError: the output directory, the journal or the endpoint cannot be used.
     """
 
-    def __init__(self, config: RankdConfig, *, patience: float | None = None) -> None:
+    def __init__(self, config: RankdConfig, *, patience: float | None = None, near: str | None = None) -> None:
         _allow_files()
         self._config = config
         self._patience = patience
@@ -93,7 +95,6 @@ class Collector:
         self._peers: dict[bytes, Session] = {}
         # Who delivers for a process that is gone: what comes from there does not make the rank look alive.
         self._deliverers: dict[bytes, Session] = {}
-        self._refusals: Counter[str] = Counter()
         self._signal = 0
         self._recover()
         lost = [rank for rank, view in self._run.ranks.items() if view.state is RankState.LOST]
@@ -105,8 +106,9 @@ class Collector:
             spools=config.spool.place(config.output),
             beat_interval=config.beat_interval,
         )
-        self._context = zmq.Context()
-        self._socket = self._bind()
+        key = self._place.key(os.environ)
+        self._door = Door(config, key, near=near, always=RunKey.from_environment(os.environ) is not None)
+        self._key = key if self._door.keyed else None
 
     # -- startup ------------------------------------------------------------------------------------------------------
 
@@ -131,35 +133,18 @@ class Collector:
         checkpoint = decode_entry(payload)
         return isinstance(checkpoint, Checkpoint) and self._sink.reaches(checkpoint.sizes)
 
-    def _bind(self) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.IPV6, 1)
-        socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        # Half-open connections (a node that vanished) are closed by libzmq itself.
-        beat = max(1, int(self._config.beat_interval * 1_000))
-        for option, value in ((zmq.HEARTBEAT_IVL, beat), (zmq.HEARTBEAT_TIMEOUT, 10 * beat)):
-            socket.setsockopt(option, value)
-        wanted = self._config.endpoint or "tcp://127.0.0.1:*"
-        try:
-            socket.bind(wanted)
-        except zmq.ZMQError as e:
-            socket.close(0)
-            self._context.term()
-            raise RankdError(f"cannot listen on {wanted}: {e.strerror}; check rankd.endpoint") from e
-        return socket
-
     @property
     def endpoint(self) -> str:
         """Where the agents connect to."""
-        # A dual-stack socket reports an IPv4 address as an IPv6 one that not every agent's host can reach.
-        return re.sub(r"\[::ffff:([0-9.]+)(%\d+)?\]", r"\1", self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        return self._door.endpoint
 
     # -- loop ---------------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         """Serve until all ranks have said goodbye, or are missing for too long, or a signal comes."""
-        self._place.publish(self.endpoint, self._run_id)
-        log.info("collecting for %s on %s", self._place.output, self.endpoint)
+        self._place.publish(self.endpoint, self._run_id, self._key)
+        wanted = "" if self._key is None else ", for peers with the run's key"
+        log.info("collecting for %s on %s%s", self._place.output, self.endpoint, wanted)
         with self._signals():
             try:
                 status = self._serve()
@@ -201,23 +186,30 @@ class Collector:
         """Take what has arrived; True: there was no more."""
         if self._signal:
             raise _StopRequestedError
-        if not self._socket.poll(int(_TICK * 1_000)):
+        if not self._door.wait(_TICK):
             return True
         entries: list[Entry] = []
         touched: dict[bytes, Session] = {}
         taken = 0
         for _ in range(_TURN_MESSAGES):
-            try:
-                peer, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            arrived = self._door.receive()
+            if arrived is None:
                 self._store(entries, touched)
+                self._forget(self._door.gone())
                 return True
+            peer, parts = arrived
             taken += sum(map(len, parts))
             self._take(peer, parts, entries, touched)
             if taken > _TURN_BYTES:
                 break
         self._store(entries, touched)
         return False
+
+    def _forget(self, peers: list[bytes]) -> None:
+        """Connections that have ended; who comes back says hello again."""
+        for peer in peers:
+            self._peers.pop(peer, None)
+            self._deliverers.pop(peer, None)
 
     def _take(self, peer: bytes, parts: list[bytes], entries: list[Entry], touched: dict[bytes, Session]) -> None:
         """One message of one peer; its entries are added to `entries`, for `_store`."""
@@ -248,6 +240,7 @@ class Collector:
             self._refuse(peer, e)
 
     def _hello(self, peer: bytes, hello: Hello) -> None:
+        self._door.greet(peer)
         if hello.run not in ("", self._run_id):
             reason = f"this is the collector of run {self._run_id} ({self._place.output}), not of run {hello.run}"
             self._send(peer, Refused(reason, retry=True))
@@ -259,6 +252,8 @@ class Collector:
             return
         session = self._run.intake.session(hello.session)
         if session is None:
+            if not self._door.may_open(peer):
+                raise LimitError("too many processes on one connection")
             self._commit([Opened(hello)])
             if not hello.recovered:
                 self._liveness.rejoined(hello.rank, time.monotonic())
@@ -292,17 +287,14 @@ class Collector:
 
     def _refuse(self, peer: bytes, error: ProtocolError) -> None:
         """A peer's fault: say so, count it, and forget the peer; the others are not disturbed."""
-        kind = "version" if isinstance(error, VersionError) else "protocol"
-        self._refusals[kind] += 1
+        kind = next(kind for kind_of, kind in _REFUSALS if isinstance(error, kind_of))
         session = self._peers.pop(peer, None) or self._deliverers.pop(peer, None)
-        who = f"peer {peer.hex()}" if session is None else f"rank {session.rank} ({session.hello.host})"
-        if self._refusals[kind] <= 10:
-            log.warning("refused %s: %s", who, error)
+        who = self._door.address(peer) if session is None else f"rank {session.rank} ({session.hello.host})"
         self._send(peer, Refused(str(error)[:1_000], retry=False))
+        self._door.refuse(peer, kind, who, str(error))
 
     def _send(self, peer: bytes, message: Message) -> None:
-        # A peer that has gone, or does not read, costs itself the message; it says hello again when it is back.
-        self._socket.send_multipart([peer, encode_message(message)], zmq.NOBLOCK)
+        self._door.send(peer, encode_message(message))
 
     # -- storing ------------------------------------------------------------------------------------------------------
 
@@ -380,8 +372,7 @@ class Collector:
     def _shut(self) -> None:
         self._rescue.close()
         self._place.withdraw()
-        self._socket.close(_LINGER_MS)
-        self._context.term()
+        self._door.close(_LINGER_MS)
         self._sink.close()
         self._journal.close()
 
@@ -408,10 +399,10 @@ class Collector:
             lines.append(f"{rank:4}  {view.state.value:8}  {where:28}  {view.written:8}  {produced:>8}  {dropped}")
         if missing := self._run.missing():
             lines.append(f"no goodbye from: {', '.join(map(str, missing))}")
-        if self._refusals:
-            lines.append("refused: " + ", ".join(f"{n} × {kind}" for kind, n in sorted(self._refusals.items())))
+        if refusals := self._door.refusals:
+            lines.append("refused: " + ", ".join(f"{n} × {kind}" for kind, n in sorted(refusals.items())))
         lines.append(f"logs: {self._place.output / 'merged.log'} (status {status})")
-        return "\n".join(lines)
+        return "\n".join(printable(line, line=True) for line in lines)
 
 
 def _allow_files() -> None:
