@@ -39,8 +39,8 @@ _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 2**16
 # MAX_RANKS and as many strangers are more than a process may have open; some descriptors are for the files.
 _MOST_CONNECTIONS = 65_536
 _DESCRIPTORS_KEPT = 64
-_DESCRIPTORS_WANTED = _MOST_CONNECTIONS + _DESCRIPTORS_KEPT
-_SWEEP_EVERY = 1.0
+# A peer on this machine can send a gigabyte a second; this is what bounds how far it gets.
+_SWEEP_EVERY = 0.25
 # Warnings of each kind; what comes after is only counted.
 _MOST_WARNINGS = 10
 # struct tcp_info of Linux: tcpi_bytes_received.
@@ -151,13 +151,16 @@ class Door:
     def wait(self, seconds: float) -> bool:
         """Until a message is there; False: none came."""
         ready = dict(self._poller.poll(int(seconds * 1_000)))
+        self.tend()
+        return self._socket in ready
+
+    def tend(self) -> None:
+        """See who came and went, and shut out who costs too much; also while no message is taken (disk full)."""
         now = time.monotonic()
-        if self._monitor in ready:
-            self._watch(now)
+        self._watch(now)
         if now >= self._sweep_at:
             self._sweep_at = now + _SWEEP_EVERY
             self._sweep(now)
-        return self._socket in ready
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         """The next message and whose it is; None: there is none at the moment."""
@@ -257,14 +260,9 @@ class Door:
 
 
 def _most_connections() -> int:
-    """As many as the process may have descriptors; asks the system for more first."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_WANTED)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    """As many as the process may have descriptors; the collector has asked the system for more before."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    usable = _DESCRIPTORS_WANTED if soft == resource.RLIM_INFINITY else soft
+    usable = 2 * _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else soft
     # A quarter is for files: the logs of the ranks, the journal, spools.
     return max(16, min(_MOST_CONNECTIONS, usable * 3 // 4 - _DESCRIPTORS_KEPT))
 

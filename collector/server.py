@@ -350,6 +350,7 @@ class Collector:
                     reported = True
                 if self._signal:
                     raise _StopRequestedError from e
+                self._door.tend()
                 time.sleep(_RETRY)
             else:
                 if reported:
