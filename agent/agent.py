@@ -15,6 +15,7 @@ import functools
 import logging
 import os
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from ..collector.protocol.records import Frame, Level, NameTable, metric_of
 from ..collector.protocol.wire import Block, Note, Table, encode_item
 from ..profiler_ctl.plan import Window
 from ..profiler_ctl.session import ProfilerOptions, ProfilerSession
+from .about import facts
 from .config import AgentConfig
 from .discovery import EndpointFinder
 from .identity import Identity, framework_identity, introduction, is_helper, resolve
@@ -92,6 +94,8 @@ class Agent:
         total_steps: the length of the training, for the logs; None: not known.
         micro_steps: micro-batches a step, for the `iter` of expert loads when training resumes; None: learnt.
         rank, world_size: who this process is, where the environment cannot tell.
+        about: a few facts for the run's description (`run.json`); `dp`, `tp`, `pp`, `cp` and `ep` are this rank's place
+            in the parallel layout.
 
     Raises:
         ConfigError: something is asked for that needs the model, and none is given. Nothing has been started.
@@ -113,6 +117,7 @@ class Agent:
         micro_steps: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        about: Mapping[str, object] | None = None,
     ) -> None:
         self._config = config
         self._errors: Counter[str] = Counter()
@@ -135,7 +140,7 @@ class Agent:
         self._leftovers: Leftovers | None = None
         self._spool: str | None = None
         if self.identity is not None:
-            self._start(self.identity, total_steps)
+            self._start(self.identity, total_steps, about)
 
     @classmethod
     def from_yaml(cls, path: str | Path, model: object = None, **options: Any) -> Agent:
@@ -370,7 +375,7 @@ class Agent:
             return None
         return None if who is None or is_helper(who, rank) else who
 
-    def _start(self, who: Identity, total_steps: int | None) -> None:
+    def _start(self, who: Identity, total_steps: int | None, about: Mapping[str, object] | None) -> None:
         rankd = self._config.rankd
         finder = EndpointFinder(rankd.endpoint, os.environ, Path(rankd.output))
         if who.rank == 0:
@@ -378,7 +383,8 @@ class Agent:
                 log.warning("%s", notice)
             if rankd.start_collector and "RANKD_ENDPOINT" not in os.environ:
                 start_collector(rankd, known_as(os.environ, who.world_size, socket.gethostname()))
-        hello = introduction(who, total_steps, {"local_norm_kind": rankd.local_norm_kind, "job": job_of(os.environ)})
+        told = {**facts(self._config, who, about), "job": job_of(os.environ)}
+        hello = introduction(who, total_steps, told)
         self._leftovers = Leftovers(rankd.spool.place(rankd.output), who.rank, finder)
         store, hello = open_store(rankd, hello)
         self._spool = hello.about.get(ABOUT_SPOOL)
@@ -419,7 +425,11 @@ class Agent:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _close_at_exit(self) -> None:
-        self.close("the process exited before the agent was closed")
+        # A loop that is not inside the agent's context (a framework's trainer) ends by an exception that Python has
+        # printed by now, and keeps here.
+        error = getattr(sys, "last_value", None)
+        self._note_exception(error)
+        self.close("the process exited before the agent was closed" if error is None else _reason(error))
 
     def _trouble(self, where: str, error: Exception) -> None:
         kind = f"{where}: {type(error).__name__}"

@@ -243,6 +243,8 @@ class OlderMonitorConfig(Settings):
 
 
 _MAX_LOGITS = "MaxLogitsMonitor"
+# agent/adapters/mindformers.py
+_OUR_CALLBACK = "RankdCallback"
 
 
 def _callback_type(value: object) -> str:
@@ -465,8 +467,14 @@ def _health_notices(older: OlderMonitorConfig) -> Iterator[str]:
 
 
 def _callback_notices(callbacks: tuple[str | MaxLogitsConfig, ...]) -> Iterator[str]:
+    ours = callbacks.index(_OUR_CALLBACK) if _OUR_CALLBACK in callbacks else 0
     for index, name in enumerate(callbacks):
-        if isinstance(name, MaxLogitsConfig):
+        if isinstance(name, MaxLogitsConfig) and index < ours:
+            yield (
+                f"callbacks[{index}] ({_MAX_LOGITS}): the framework's callback resets the maxima before "
+                f"callbacks[{ours}] ({_OUR_CALLBACK}) reads them; list {_OUR_CALLBACK} first"
+            )
+        if isinstance(name, MaxLogitsConfig) or name == _OUR_CALLBACK:
             continue
         hint = f"; did you mean `{_MAX_LOGITS}`?" if nearest(name, (_MAX_LOGITS.lower(),)) else ""
         yield f"callbacks[{index}] ({name}): {_NOT_OURS}{hint}"

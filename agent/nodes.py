@@ -1,4 +1,4 @@
-"""What the launcher's environment tells of other nodes, and of the job as a whole. Pure: the environment is an argument."""
+"""What the launcher's environment tells of other nodes, and of the job. Pure: the environment is an argument."""
 
 from __future__ import annotations
 

@@ -118,6 +118,9 @@ class _Channel:
             (zmq.RECONNECT_IVL, _RECONNECT_FIRST),
             (zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST),
             (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+            # A full receive queue and heartbeats can make libzmq 4.3 abort the process (libzmq issues 3937, 4767); what
+            # a collector says is small, and bounded by what it is asked.
+            (zmq.RCVHWM, 0),
         ):
             socket.setsockopt(option, value)
         if isinstance(endpoint, Endpoint) and endpoint.key is not None:

@@ -17,7 +17,10 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "collect": (".collect", "run the collector of an output directory"),
+    "check": ("..agent.checking", "say what a training YAML comes to: errors, what is recorded, how much"),
     "recover": ("..agent.recover", "deliver what killed processes have left in their spool files"),
+    "verify": (".verify", "prove from the files alone that a run's logs are whole, in order, without a double"),
+    "rebuild": (".rebuild", "make all logs of a run again from its journal, into a fresh directory"),
     "simulate": ("..agent.simulate", "try network and disk before a job: real agents, made-up metrics, no MindSpore"),
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from .config import RankdConfig, output_of
 from .protocol.checks import printable
-from .protocol.errors import ConfigError
+from .protocol.errors import ConfigError, RankdError
 from .server import Collector
 from .settings import load_yaml
 
@@ -38,7 +38,13 @@ def run(args: argparse.Namespace) -> int:
     _set_up_logging()
     config = RankdConfig.from_mapping(_section(args))
     changes = {key: value for key in ("output", "endpoint") if (value := getattr(args, key)) is not None}
-    outcome = Collector(dataclasses.replace(config, **changes), patience=args.patience, near=args.near).run()
+    config = dataclasses.replace(config, **changes)
+    try:
+        collector = Collector(config, patience=args.patience, near=args.near)
+    except OSError as e:
+        where = e.filename or config.output
+        raise RankdError(f"the collector cannot start in {config.output}: {where}: {e.strerror}") from e
+    outcome = collector.run()
     print(outcome.summary, flush=True)
     return outcome.status
 

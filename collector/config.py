@@ -146,8 +146,8 @@ class RankdConfig(Settings):
         endpoint: where the collector listens and the agents connect, `tcp://HOST:PORT`, PORT `*` for any free one;
             None: found through the environment, the connection file, or MS_SCHED_HOST. Beyond loopback only peers with
             the run's key are let in (RANKD_KEY, or the connection file).
-        listen: where the collector listens, if not at `endpoint`: `tcp://ADDRESS:PORT`, ADDRESS an own one or `*` for all
-            (a container, NAT); PORT `*` for any free one.
+        listen: where the collector listens, if not at `endpoint`: `tcp://ADDRESS:PORT`, ADDRESS an own one or `*` for
+            all (a container, NAT); PORT `*` for any free one.
         start_collector: rank 0 starts the collector when none runs for this output directory.
         local_norm_kind: what `local_norm` means: `increment`, the growth of the accumulated gradient's norm in this
             micro-step; `micro_batch`, the norm of the micro-batch's own gradient (as MindFormers 2.1 prints).

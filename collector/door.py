@@ -2,8 +2,8 @@
 
 Where other machines can reach it, or a key was given, only peers with the run's key are let in (CURVE, checked by
 pyzmq's authenticator in a thread of its own). What one peer may cost is bounded here: the size of a message, how many
-of them wait, how long a connection may stay without a hello, how often it may send nonsense. Everyone who is turned away
-is counted by reason.
+of them wait, how long a connection may stay without a hello, how often it may send nonsense. Whoever is turned away is
+counted by reason.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Door:
     """The ROUTER socket, bound, with everything that guards it.
 
     Args:
-        config: where to listen, and how often peers beat.
+        config: where to listen.
         key: the run's key.
         near: see `binding.spots`.
         always: want the key on loopback too.
@@ -101,7 +101,7 @@ class Door:
         self._failed = ""
         self._context = zmq.Context()
         self._authenticator: _Authenticator | None = None
-        self._socket = self._make(config.beat_interval)
+        self._socket = self._make()
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -114,14 +114,17 @@ class Door:
             self.close(0)
             raise
 
-    def _make(self, beat_interval: float) -> zmq.Socket[bytes]:
+    def _make(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
-        beat = max(1, int(beat_interval * 1_000))
         for option, value in (
             (zmq.IPV6, 1),
-            # Half-open connections (a node that vanished) are closed by libzmq itself.
-            (zmq.HEARTBEAT_IVL, beat),
-            (zmq.HEARTBEAT_TIMEOUT, 10 * beat),
+            # Half-open connections (a node that vanished) end by the lifetime that the agents' heartbeats carry, or by
+            # TCP's keepalive. No heartbeats from this side: one that is due on a connection which has
+            # ended while its queue is full makes libzmq 4.3 abort the process (libzmq issues 3937, 4364 and 4767).
+            (zmq.TCP_KEEPALIVE, 1),
+            (zmq.TCP_KEEPALIVE_IDLE, 60),
+            (zmq.TCP_KEEPALIVE_INTVL, 15),
+            (zmq.TCP_KEEPALIVE_CNT, 4),
             (zmq.HANDSHAKE_IVL, int(HELLO_WITHIN * 1_000)),
             (zmq.MAXMSGSIZE, _MAX_FRAME_BYTES),
             (zmq.RCVHWM, _WAITING_MESSAGES),
@@ -268,7 +271,13 @@ def _most_connections() -> int:
 
 
 def _borrowed(fd: int) -> sockets.socket:
-    return sockets.socket(sockets.AF_INET, sockets.SOCK_STREAM, 0, fileno=os.dup(fd))
+    """A socket of our own on libzmq's connection; closing it does not close that."""
+    own = os.dup(fd)
+    try:
+        return sockets.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise
 
 
 def _address(fd: int) -> str:

@@ -23,7 +23,18 @@ from typing import Any
 
 from .protocol.errors import ProtocolError
 from .protocol.records import NameTable, Position
-from .protocol.wire import Block, Hello, Interned, Item, Refused, Table, Tables, decode_item, decode_message, encode_message
+from .protocol.wire import (
+    Block,
+    Hello,
+    Interned,
+    Item,
+    Refused,
+    Table,
+    Tables,
+    decode_item,
+    decode_message,
+    encode_message,
+)
 
 __all__ = ["Admitted", "Attempt", "Intake", "Session"]
 
@@ -165,7 +176,7 @@ class Intake:
         if hello.session in self._by_token:
             return self._objection_to_return(hello)
         if len(self.sessions) >= MAX_SESSIONS:
-            return Refused(f"this run has had {MAX_SESSIONS} processes; start a new one, with another output", retry=False)
+            return Refused(f"this run has had {MAX_SESSIONS} processes; start one with another output", retry=False)
         if hello.recovered:
             return None
         older = self._current.get(hello.rank)
@@ -180,8 +191,8 @@ class Intake:
             job, own = other.hello.about.get("job"), hello.about.get("job")
             if job and own and job != own and alive(other):
                 return Refused(
-                    f"rank {hello.rank} is of another job ({own}) than rank {other.rank} ({_who(other.hello)}), which is "
-                    f"alive ({job}); give each job its own rankd.output, and its own port in rankd.endpoint",
+                    f"rank {hello.rank} is of another job ({own}) than rank {other.rank} ({_who(other.hello)}), which "
+                    f"is alive ({job}); give each job its own rankd.output, and its own port in rankd.endpoint",
                     retry=True,
                 )
             if other.hello.world_size != hello.world_size and alive(other):

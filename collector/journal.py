@@ -1,9 +1,9 @@
 """The journal: append-only segments on disk that everything else can be made from again.
 
-A segment is a magic line and then entries: length and CRC-32 (both little-endian uint32), payload. An entry counts
-from the moment all its bytes are there with the right checksum; at the end of the last segment anything else is a torn
-tail, left by a crash in the middle of a write, and is cut. Anywhere else it is damage, and an error: nothing is skipped
-in silence.
+A segment is a magic line and then entries: length and CRC-32 (both little-endian uint32), payload, which is never
+empty. An entry counts from the moment all its bytes are there with the right checksum; at the end of the last segment
+anything else is a torn tail, left by a crash in the middle of a write, and is cut. Anywhere else it is damage, and an
+error: nothing is skipped in silence.
 
 Every segment but the first begins with a checkpoint: an entry from which the state before it can be made without the
 earlier segments. So reading starts at the last segment, and earlier ones may be deleted. A *reference* is the place of
@@ -20,12 +20,25 @@ import re
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from .protocol.errors import JournalError
 
-__all__ = ["MAGIC", "MAX_ENTRY_BYTES", "Journal", "read_segment", "segments"]
+__all__ = [
+    "MAGIC",
+    "MAX_ENTRY_BYTES",
+    "EntryReader",
+    "Journal",
+    "Tail",
+    "read_segment",
+    "reference",
+    "segment_of",
+    "segments",
+    "tail_of",
+]
 
 # The first bytes of each segment.
 MAGIC = b"rankd journal 1\n"
@@ -63,11 +76,97 @@ def read_segment(path: Path) -> Iterator[tuple[int, bytes]]:
             if len(head) < _HEAD.size:
                 return
             length, crc = _HEAD.unpack(head)
+            # Zeros, as a power failure leaves them, would pass for empty entries: their checksum is right.
             payload = file.read(length) if length <= MAX_ENTRY_BYTES else b""
-            if len(payload) < length or zlib.crc32(payload) != crc:
+            if not payload or len(payload) < length or zlib.crc32(payload) != crc:
                 return
             offset += _HEAD.size + length
             yield offset, payload
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What stands behind the last whole entry of a segment: `size` bytes from `offset` on.
+
+    `torn`: it is the beginning of an entry, or zeros: what a crash leaves of a write that nobody was told of. Anything
+    else is damage.
+    """
+
+    offset: int
+    size: int
+    torn: bool
+
+
+def tail_of(path: Path, offset: int) -> Tail:
+    """What a segment holds from `offset` on, where its whole entries end."""
+    with path.open("rb") as file:
+        size = max(0, file.seek(0, os.SEEK_END) - offset)
+        file.seek(offset)
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return Tail(offset, size, torn=True)
+        length, _ = _HEAD.unpack(head)
+        # A power failure leaves zeros where the file's size was stored before its bytes.
+        torn = length <= MAX_ENTRY_BYTES and length > size - _HEAD.size
+        return Tail(offset, size, torn or (not any(head) and _only_zeros(file)))
+
+
+def _only_zeros(file: BinaryIO) -> bool:
+    return not any(any(chunk) for chunk in iter(lambda: file.read(2**16), b""))
+
+
+def reference(segment: int, offset: int) -> int:
+    """The reference of the entry that begins there."""
+    return segment * _OFFSETS + offset
+
+
+def segment_of(reference: int) -> int:
+    """The number of the segment that an entry is in."""
+    return reference // _OFFSETS
+
+
+class EntryReader:
+    """Reads single entries back, by their references; keeps some segments open."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def fetch(self, reference: int) -> bytes:
+        """The payload of an entry.
+
+        Raises:
+            JournalError: it is not there any more, or damaged.
+        """
+        number, offset = divmod(reference, _OFFSETS)
+        path = _path(self._directory, number)
+        try:
+            fd = self._fd(number)
+            length, crc = _HEAD.unpack(os.pread(fd, _HEAD.size, offset))
+            payload = os.pread(fd, length, offset + _HEAD.size)
+        except (OSError, struct.error) as e:
+            raise JournalError(f"{path} cannot be read at byte {offset}: {e}") from e
+        if len(payload) != length or zlib.crc32(payload) != crc:
+            raise JournalError(f"{path} is damaged at byte {offset}: an entry's checksum is wrong")
+        return payload
+
+    def close(self) -> None:
+        """Let go of the files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _fd(self, number: int) -> int:
+        fd = self._open.pop(number, -1)
+        if fd < 0:
+            fd = os.open(_path(self._directory, number), os.O_RDONLY | os.O_CLOEXEC)
+        self._open[number] = fd
+        if len(self._open) > _MAX_READERS:
+            os.close(self._open.popitem(last=False)[1])
+        return fd
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"{number:08}.journal"
 
 
 class Journal:
@@ -96,8 +195,9 @@ class Journal:
         self._keep = keep
         self._fd = -1
         self._size = 0
+        self._begun = len(MAGIC)  # bytes of the newest segment up to behind its checkpoint
         self._number = 0
-        self._readers: OrderedDict[int, int] = OrderedDict()
+        self._reader = EntryReader(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as e:
@@ -105,24 +205,29 @@ class Journal:
 
     @property
     def due(self) -> bool:
-        """The newest segment has reached its size: time for `rotate`."""
-        return self._size >= self._segment_size
+        """The newest segment has reached its size: time for `rotate`.
+
+        However large the checkpoint at its beginning is, as much must follow it: otherwise a run whose state outgrows
+        a segment would write nothing but checkpoints.
+        """
+        return self._size >= max(self._segment_size, 2 * self._begun)
 
     @property
     def end(self) -> int:
         """The reference that the next entry will get."""
         return self._reference(self._size)
 
-    def replay(self, usable: Callable[[bytes], bool] = lambda _: True) -> Iterator[tuple[int, bytes]]:
+    def replay(self, *usable: Callable[[bytes], bool]) -> Iterator[tuple[int, bytes]]:
         """The entries (reference, payload) from the newest usable checkpoint on, which comes first where there is one.
 
         Afterwards the torn tail is cut and `append` goes on there.
 
         Args:
-            usable: whether the state can be made from this checkpoint; if not, reading starts one earlier.
+            usable: whether the state can be made from this checkpoint; if not, reading starts one earlier. Where there
+                is no such checkpoint, and the first segment is gone, the next question is asked of all, and so on.
 
         Raises:
-            JournalError: a segment that is none, or is damaged before its end.
+            JournalError: a segment that is none, or is damaged before its end; no checkpoint is usable.
         """
         for left in self._directory.glob(f"*{_UNFINISHED}"):
             left.unlink()
@@ -132,10 +237,12 @@ class Journal:
             self._resume(self._write_segment(MAGIC), len(MAGIC))
             return
         end = len(MAGIC)
-        for path in paths[self._first(paths, usable) :]:
+        for path in paths[self._first(paths, usable or (lambda _: True,)) :]:
             self._number = int(path.stem)
-            end = len(MAGIC)
+            end = self._begun = len(MAGIC)
             for next_end, payload in read_segment(path):
+                if end == len(MAGIC) and self._number > 1:
+                    self._begun = next_end
                 yield self._reference(end), payload
                 end = next_end
             if path != paths[-1] and path.stat().st_size != end:
@@ -146,13 +253,20 @@ class Journal:
         self._resume(paths[-1], end)
 
     @staticmethod
-    def _first(paths: list[Path], usable: Callable[[bytes], bool]) -> int:
-        """Where to start reading; at the oldest segment if none is usable."""
-        for index in range(len(paths) - 1, 0, -1):
-            checkpoint = next(read_segment(paths[index]), None)
-            if checkpoint is not None and usable(checkpoint[1]):
-                return index
-        return 0
+    def _first(paths: list[Path], usable: Sequence[Callable[[bytes], bool]]) -> int:
+        """Where to start reading."""
+        whole = int(paths[0].stem) == 1
+        for question in usable:
+            for index in range(len(paths) - 1, -1 + whole, -1):
+                checkpoint = next(read_segment(paths[index]), None)
+                if checkpoint is not None and question(checkpoint[1]):
+                    return index
+            if whole:
+                return 0
+        raise JournalError(
+            f"none of the segments from {paths[0]} on has all that it needs, and earlier ones are gone; restore them, "
+            "or move the journal away to start a new one"
+        )
 
     def append(self, payloads: Iterable[bytes]) -> list[int]:
         """Write these entries, all or none of them, and return their references.
@@ -194,7 +308,8 @@ class Journal:
             self._number -= 1
             raise
         os.close(self._fd)
-        self._resume(path, path.stat().st_size)
+        self._begun = path.stat().st_size
+        self._resume(path, self._begun)
 
     def fetch(self, reference: int) -> bytes:
         """The payload of an entry.
@@ -202,17 +317,11 @@ class Journal:
         Raises:
             JournalError: it is not there any more, or damaged.
         """
-        number, offset = divmod(reference, _OFFSETS)
-        path = self._path(number)
-        try:
-            fd = self._reader(number)
-            length, crc = _HEAD.unpack(os.pread(fd, _HEAD.size, offset))
-            payload = os.pread(fd, length, offset + _HEAD.size)
-        except (OSError, struct.error) as e:
-            raise JournalError(f"{path} cannot be read at byte {offset}: {e}") from e
-        if len(payload) != length or zlib.crc32(payload) != crc:
-            raise JournalError(f"{path} is damaged at byte {offset}: an entry's checksum is wrong")
-        return payload
+        return self._reader.fetch(reference)
+
+    def holds(self, reference: int) -> bool:
+        """The segment of this entry is still there."""
+        return _path(self._directory, segment_of(reference)).exists()
 
     def forget(self, needed: int) -> list[Path]:
         """Delete the oldest segments beyond what is to be kept; none from the entry `needed` on.
@@ -226,7 +335,7 @@ class Journal:
         total = sum(path.stat().st_size for path in older)
         gone = []
         for path in older:
-            if total <= self._keep or int(path.stem) >= needed // _OFFSETS:
+            if total <= self._keep or int(path.stem) >= segment_of(needed):
                 break
             total -= path.stat().st_size
             path.unlink()
@@ -235,30 +344,17 @@ class Journal:
 
     def close(self) -> None:
         """Let go of the files."""
-        for fd in (self._fd, *self._readers.values()):
-            if fd >= 0:
-                os.close(fd)
+        if self._fd >= 0:
+            os.close(self._fd)
         self._fd = -1
-        self._readers.clear()
-
-    def _path(self, number: int) -> Path:
-        return self._directory / f"{number:08}.journal"
+        self._reader.close()
 
     def _reference(self, offset: int) -> int:
-        return self._number * _OFFSETS + offset
-
-    def _reader(self, number: int) -> int:
-        fd = self._readers.pop(number, -1)
-        if fd < 0:
-            fd = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
-        self._readers[number] = fd
-        if len(self._readers) > _MAX_READERS:
-            os.close(self._readers.popitem(last=False)[1])
-        return fd
+        return reference(self._number, offset)
 
     def _write_segment(self, data: bytes) -> Path:
         """A new segment that appears with all of its first bytes, or not at all."""
-        path = self._path(self._number)
+        path = _path(self._directory, self._number)
         unfinished = path.with_suffix(_UNFINISHED)
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         try:

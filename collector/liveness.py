@@ -49,6 +49,12 @@ class Liveness:
         """Seconds since this rank was last heard."""
         return now - self._heard.get(rank, now)
 
+    def stalled(self, seconds: float, now: float) -> None:
+        """The collector itself was stopped, or could not write, for this long: no rank was silent in that time."""
+        self._heard = {rank: min(when + seconds, now) for rank, when in self._heard.items()}
+        if self._head is not None:
+            self._head = (self._head[0], min(self._head[1] + seconds, now))
+
     def due(
         self, now: float, counting: frozenset[int], waiting: tuple[Key, frozenset[int]] | None
     ) -> list[Lost | HeldOut]:

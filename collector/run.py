@@ -9,12 +9,14 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from .accounts import DONE, Accounts, Row
 from .entries import Back, Ended, Entry, HeldOut, Lost, Opened, Stored, decode_entry
 from .intake import Admitted, Attempt, Intake, Session
 from .ordering import Key, Ordering, above, at
+from .protocol.errors import JournalError
 from .protocol.records import Comment, Position, RankBlock
 from .protocol.wire import Block, Gap, Goodbye, Note, Table, decode_item
 
@@ -27,9 +29,6 @@ HELD_BYTES = 64 * 2**20
 _MAX_FETCHED = 2_048
 # Of one rank, some 300 bytes of memory each wherever its text is. More than an hour of 50 micro-steps a second.
 MAX_HELD_ITEMS = 200_000
-
-# The goodbye of a process that has come to its planned end; any other reason is a failure.
-DONE = "done"
 
 
 class RankState(enum.Enum):
@@ -45,26 +44,22 @@ class RankState(enum.Enum):
 
 @dataclass(slots=True)
 class RankView:
-    """What is known of one rank: its state and its accounts (in records)."""
+    """What is known of one rank: where it stands, and the reason of its latest goodbye."""
 
     state: RankState = RankState.EXPECTED
     position: Position | None = None
-    received: int = 0
-    written: int = 0
-    produced: int | None = None
-    dropped: dict[str, int] = field(default_factory=dict)
     reason: str = ""
 
     def freeze(self) -> list[Any]:
         """All of it as lists, numbers and text."""
         key = None if self.position is None else list(self.position.key)
-        return [self.state.value, key, self.received, self.written, self.produced, self.dropped, self.reason]
+        return [self.state.value, key, self.reason]
 
     @staticmethod
     def thaw(frozen: list[Any]) -> RankView:
         """The view that `freeze` gave."""
-        state, key, *rest = frozen
-        return RankView(RankState(state), None if key is None else Position.from_key(tuple(key)), *rest)
+        state, key, reason = frozen
+        return RankView(RankState(state), None if key is None else Position.from_key(tuple(key)), reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +92,7 @@ class Run:
         self._fetched: OrderedDict[int, tuple[bytes, ...]] = OrderedDict()
         self.intake = Intake()
         self.ranks: dict[int, RankView] = {}
+        self.accounts = Accounts()
         self.ended = False
         self.first_failure: tuple[int, str] | None = None
         self._ordering: Ordering[_Held] = Ordering()
@@ -134,6 +130,22 @@ class Run:
         """The lowest position that is held up, and the ranks that hold it up."""
         return self._ordering.waiting()
 
+    def rows(self) -> list[Row]:
+        """The accounts of all processes, as a table."""
+        attempt = self.intake.attempt
+        expected = range(attempt.world_size) if attempt else range(0)
+        return list(self.accounts.rows(self._process_state, dict.fromkeys(expected, len(self.intake.attempts))))
+
+    def _process_state(self, number: int) -> str:
+        process, session = self.accounts.processes[number], self.intake.sessions[number]
+        if process.produced is not None:
+            return "done" if process.reason == DONE else "ended early"
+        state = self.ranks[session.rank].state
+        if self.intake.current(session.rank) is not session or state is RankState.CLOSED:
+            return "killed"
+        # Expected is the next process of that rank.
+        return str((RankState.LOST if state is RankState.EXPECTED else state).value)
+
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def apply(self, entry: Entry, reference: int = 0) -> list[Released]:
@@ -164,6 +176,7 @@ class Run:
         nobody_lives = not any(view.state is RankState.LIVE for view in self.ranks.values())
         launch = self.intake.launch
         session, opens = self.intake.open(entry.hello)
+        self.accounts.opened(entry.hello, session.attempt)
         if opens:
             self._begin_attempt(self.intake.attempts[-1])
         elif nobody_lives and self.intake.launch != launch:
@@ -173,7 +186,7 @@ class Run:
             self.ranks.setdefault(session.rank, RankView(RankState.CLOSED))
             return
         view = self.ranks[session.rank]
-        view.state, view.produced, view.reason = RankState.LIVE, None, ""
+        view.state, view.reason = RankState.LIVE, ""
         self._ordering.expect(session.rank)
 
     def _begin_attempt(self, attempt: Attempt) -> None:
@@ -221,7 +234,7 @@ class Run:
             self._begin_attempt(self.intake.attempts[-1])
         rank, key = session.rank, position.key
         view = self.ranks[rank]
-        view.received += block.record_count
+        self.accounts.received(session.number, position, block.record_count)
         if block.frames:
             yield from self._hold_or_late(position, held)
         if not block.addendum and self.intake.current(rank) is session:
@@ -250,8 +263,7 @@ class Run:
     def _note(self, note: Note | Gap, held: _Held) -> Iterator[Released]:
         session = held.session
         if isinstance(note, Gap):
-            dropped = self.ranks[session.rank].dropped
-            dropped[note.cause] = dropped.get(note.cause, 0) + note.records
+            self.accounts.dropped(session.number, session.attempt, note.cause, note.records)
             step, micro_step = note.last
         else:
             if note.kind == "exception" and self.first_failure is None:
@@ -262,11 +274,11 @@ class Run:
 
     def _goodbye(self, session: Session, goodbye: Goodbye) -> Iterator[Released]:
         session.over = True
+        self.accounts.goodbye(session.number, goodbye)
         if self.intake.current(session.rank) is not session:
             return
         view = self.ranks[session.rank]
-        view.state, view.produced, view.reason = RankState.FINISHED, goodbye.produced, goodbye.reason
-        view.dropped = dict(goodbye.dropped)
+        view.state, view.reason = RankState.FINISHED, goodbye.reason
         self._ordering.drop(session.rank)
         if goodbye.reason != DONE:
             yield Comment(None, "rank_ended", f"rank {session.rank} ended early: {goodbye.reason}")
@@ -309,7 +321,9 @@ class Run:
         blocks = [item for item in items if isinstance(item, Block)]
         frames = tuple(frame for block in blocks for frame in block.frames)
         comments = tuple(_comment(rank, item) for item in items if not isinstance(item, Block))
-        self.ranks[rank].written += sum(frame.record_count for frame in frames)
+        for h, item in zip(held, items, strict=True):
+            if isinstance(item, Block):
+                self.accounts.written(h.session.number, position.attempt, item.record_count)
         time = blocks[-1].time if blocks else 0.0
         yield RankBlock(rank, position, frames, comments, late, held[-1].session.hello.total_steps, time)
 
@@ -337,8 +351,7 @@ class Run:
         if self.first_failure is not None:
             rank, text = self.first_failure
             yield Comment(None, "first_failure", f"rank {rank}: {text}")
-        written = sum(view.written for view in self.ranks.values())
-        dropped = sum(sum(view.dropped.values()) for view in self.ranks.values())
+        written, dropped = self.accounts.total_written(), self.accounts.total_dropped()
         text = f"attempt {len(self.intake.attempts)}: {written} records of {len(self.ranks)} ranks, {dropped} dropped"
         yield Comment(None, "end", text)
 
@@ -353,17 +366,30 @@ class Run:
         ordering = self._ordering.freeze(lambda h: [h.session.number, h.reference, h.index, h.size])
         ranks = [[rank, *view.freeze()] for rank, view in self.ranks.items()]
         announced = [[-1 if who is None else who, attempt] for who, attempt in self._announced.items()]
-        return [self.intake.freeze(), ordering, ranks, announced, self.ended, self.first_failure]
+        accounts = self.accounts.freeze()
+        return [self.intake.freeze(), ordering, ranks, accounts, announced, self.ended, self.first_failure]
 
     @classmethod
     def thaw(cls, frozen: list[Any], fetch: Callable[[int], bytes], *, held_bytes: int = HELD_BYTES) -> Run:
-        """The state that `freeze` gave; what was held is fetched when its time comes."""
+        """The state that `freeze` gave; what was held is fetched when its time comes.
+
+        Raises:
+            JournalError: another version has written this.
+        """
+        try:
+            return cls._thaw(frozen, fetch, held_bytes)
+        except (ValueError, TypeError, LookupError) as e:
+            raise JournalError(f"not a checkpoint of this version's journal ({e})") from e
+
+    @classmethod
+    def _thaw(cls, frozen: list[Any], fetch: Callable[[int], bytes], held_bytes: int) -> Run:
         self = cls(fetch, held_bytes=held_bytes)
-        intake, ordering, ranks, announced, self.ended, failure = frozen
+        intake, ordering, ranks, accounts, announced, self.ended, failure = frozen
         self.intake = Intake.thaw(intake)
         sessions = self.intake.sessions
         self._ordering = Ordering.thaw(ordering, lambda h: _Held(sessions[h[0]], h[1], h[2], h[3], None))
         self.ranks = {rank: RankView.thaw(fields) for rank, *fields in ranks}
+        self.accounts = Accounts.thaw(accounts)
         self._announced = {None if who < 0 else who: attempt for who, attempt in announced}
         self.first_failure = None if failure is None else (failure[0], failure[1])
         return self

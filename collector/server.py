@@ -9,6 +9,8 @@ their spools fill: nothing is lost that they can hold.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import logging
 import os
 import resource
@@ -19,7 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from .accounts import account_table
 from .config import RankdConfig
+from .description import describe, readable
 from .door import Door
 from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, encode_entry
 from .intake import Session
@@ -96,6 +100,10 @@ class Collector:
         # Who delivers for a process that is gone: what comes from there does not make the rank look alive.
         self._deliverers: dict[bytes, Session] = {}
         self._signal = 0
+        # The oldest entry that a restart from the newest checkpoint may have to read.
+        self._fallback = 0
+        self._writer = self._place.writer(self._run_id)
+        self._described: object = None
         self._recover()
         lost = [rank for rank, view in self._run.ranks.items() if view.state is RankState.LOST]
         self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold, lost=lost)
@@ -115,13 +123,14 @@ class Collector:
     def _recover(self) -> None:
         """Make the run's state again from the journal, and complete what the logs miss."""
         begun = False
-        for reference, payload in self._journal.replay(self._can_start_from):
+        for reference, payload in self._journal.replay(self._can_start_from, self._has_what_waits):
             entry = decode_entry(payload)
             if not begun:
                 begun = True
                 self._sink.resume(entry.sizes if isinstance(entry, Checkpoint) else {})
                 if isinstance(entry, Checkpoint):
                     self._run = Run.thaw(entry.state, self._journal.fetch)
+                    self._fallback = self._run.oldest_needed(otherwise=reference)
             if not isinstance(entry, Checkpoint):
                 self._write(self._run.apply(entry, reference))
         self._sink.settle()
@@ -131,7 +140,20 @@ class Collector:
     def _can_start_from(self, payload: bytes) -> bool:
         """Not from a checkpoint that a log is shorter than (power failure, truncation): what is missing is rendered."""
         checkpoint = decode_entry(payload)
-        return isinstance(checkpoint, Checkpoint) and self._sink.reaches(checkpoint.sizes)
+        return (
+            isinstance(checkpoint, Checkpoint)
+            and self._sink.reaches(checkpoint.sizes)
+            and self._has_what_waits(payload)
+        )
+
+    def _has_what_waits(self, payload: bytes) -> bool:
+        """What waited at this checkpoint can be read back (`rankd.journal.keep` may have deleted it)."""
+        checkpoint = decode_entry(payload)
+        if not isinstance(checkpoint, Checkpoint):
+            return False
+        run = Run.thaw(checkpoint.state, self._journal.fetch)
+        oldest = run.oldest_needed(otherwise=0)
+        return not oldest or self._journal.holds(oldest)
 
     @property
     def endpoint(self) -> str:
@@ -142,24 +164,34 @@ class Collector:
 
     def run(self) -> Outcome:
         """Serve until all ranks have said goodbye, or are missing for too long, or a signal comes."""
-        self._place.publish(self.endpoint, self._run_id, self._key)
-        wanted = "" if self._key is None else ", for peers with the run's key"
-        log.info("collecting for %s on %s%s", self._place.output, self.endpoint, wanted)
         with self._signals():
             try:
+                self._publish()
                 status = self._serve()
             except _StopRequestedError:
                 status = 128 + self._signal
             finally:
+                self._describe()
                 self._shut()
         return Outcome(status, self._summary(status))
 
+    def _publish(self) -> None:
+        publish = functools.partial(self._place.publish, self.endpoint, self._run_id, self._key)
+        self._until_possible("the connection file", publish)
+        wanted = "" if self._key is None else ", for peers with the run's key"
+        log.info("collecting for %s on %s%s", self._place.output, self.endpoint, wanted)
+
     def _serve(self) -> int:
-        started = time.monotonic()
+        started = before = time.monotonic()
         quiet_since: float | None = None
         while True:
             drained = self._turn()
             now = time.monotonic()
+            if (turn := now - before) > self._config.beat_interval:
+                # Stopped, or out of disk: what the ranks have said meanwhile is still to be read.
+                self._liveness.stalled(turn, now)
+                quiet_since = quiet_since and min(quiet_since + turn, now)
+            before = now
             if self._run.finished and not self._run.ended and self._rescue.settled(now):
                 self._commit([Ended()])
                 return 0
@@ -173,6 +205,7 @@ class Collector:
                 log.error("no rank has said hello for %.0f s; giving up", self._patience)
                 return 1
             if drained:
+                self._describe()
                 self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
                 self._commit(self._rescue.due(now))
 
@@ -229,7 +262,7 @@ class Collector:
                         self._heard(session, entries)
                     else:
                         self._rescue.delivered(session, time.monotonic())
-                    if isinstance(message, Data):
+                    if isinstance(message, Data) and self._has_room(peer, session):
                         self._data(session, message, entries)
                         touched[peer] = session
                 case Data() | Beat():
@@ -274,6 +307,14 @@ class Collector:
         silent = self._liveness.silent(session.rank, time.monotonic())
         heard = view.state in (RankState.LIVE, RankState.HELD_OUT) and silent < 3 * self._config.beat_interval
         return heard and not self._rescue.is_gone(session)
+
+    def _has_room(self, peer: bytes, session: Session) -> bool:
+        """Whether more of this rank can be taken; if not, it says hello again in a while, and sends again."""
+        if not self._run.holds_too_much(session.rank):
+            return True
+        self._forget([peer])
+        self._send(peer, Refused(f"rank {session.rank} is too far ahead of others; it waits for them", retry=True))
+        return False
 
     def _data(self, session: Session, data: Data, entries: list[Entry]) -> None:
         admitted = self._run.intake.admit(session, data.items)
@@ -336,8 +377,24 @@ class Collector:
         """Only between turns, when all that was applied is also written."""
         checkpoint = encode_entry(Checkpoint(self._run.freeze(), self._sink.sizes()))
         self._until_possible("the journal", lambda: self._journal.rotate(checkpoint))
-        for path in self._journal.forget(self._run.oldest_needed(otherwise=self._journal.end)):
+        # With what the checkpoint before needs: a restart goes back to it when a log was cut since.
+        needed = self._run.oldest_needed(otherwise=self._journal.end)
+        for path in self._journal.forget(min(needed, self._fallback)):
             log.info("deleted %s (rankd.journal.keep)", path)
+        self._fallback = needed
+
+    def _describe(self) -> None:
+        """Keep `run.json` and `RUN.md` up to date; where they cannot be written, the logs go on all the same."""
+        intake = self._run.intake
+        now = (len(intake.sessions), len(intake.attempts), self._run.ended)
+        if now == self._described or not intake.sessions:
+            return
+        self._described = now
+        description = describe(self._run, self._writer)
+        try:
+            self._place.describe(json.dumps(description, indent=1) + "\n", readable(description))
+        except OSError as e:
+            log.warning("run.json and RUN.md cannot be written now: %s", e.strerror)
 
     def _until_possible(self, what: str, write: Callable[[], None]) -> None:
         reported = False
@@ -392,12 +449,7 @@ class Collector:
                 signal.signal(number, handler)
 
     def _summary(self, status: int) -> str:
-        lines = ["rank  state     last position                  written  produced  dropped"]
-        for rank, view in sorted(self._run.ranks.items()):
-            dropped = ", ".join(f"{n} {cause}" for cause, n in sorted(view.dropped.items())) or "0"
-            produced = "?" if view.produced is None else str(view.produced)
-            where = str(view.position or "-")
-            lines.append(f"{rank:4}  {view.state.value:8}  {where:28}  {view.written:8}  {produced:>8}  {dropped}")
+        lines = account_table(self._run.rows())
         if missing := self._run.missing():
             lines.append(f"no goodbye from: {', '.join(map(str, missing))}")
         if refusals := self._door.refusals:

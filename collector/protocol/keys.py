@@ -1,7 +1,7 @@
 """The run's key: one secret, from which both sides of the encrypted connection (CURVE) are derived.
 
 Whoever has the secret is a member of the run: an agent, the collector, a command. The two key pairs differ in their
-purpose only; a peer proves that it has the secret by having the client's pair, and the collector by having the server's.
+purpose only: agents prove with the one, and the collector with the other, that they have the secret.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ import os
 import re
 import resource
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from ..protocol.records import Comment, RankBlock
 from ..protocol.speclog import Renderer, merged_parts
 
-__all__ = ["MERGED_LOG", "SpecLogSink", "rank_log"]
+__all__ = ["MERGED_LOG", "SpecLogSink", "log_texts", "rank_log"]
 
 _logger = logging.getLogger(__name__)
 
@@ -30,8 +30,9 @@ MERGED_LOG = "merged.log"
 _SHARE_OF_FILES = 2
 _LEAST_OPEN_FILES = 64
 
-# Rendered and written before the next: more than this falls out of the processor's cache in between.
-_BATCH_BYTES = 2**20
+# Rendered and written before the next, in bytes of columns; a norm's 8 become some 160 of text. What is rendered shall
+# still be in the processor's cache when it is written.
+_BATCH_BYTES = 2**16
 
 # IOV_MAX of Linux: one call takes no more buffers.
 _MAX_PARTS = 1_024
@@ -48,6 +49,37 @@ def _is_log(name: str) -> bool:
 def rank_log(rank: int) -> str:
     """The log of `rank`, relative to the output directory."""
     return f"rank_{rank}/monitor.log"
+
+
+def log_texts(renderer: Renderer, released: Iterable[RankBlock | Comment]) -> dict[str, bytes]:
+    """What these add to each log, by its path below the output directory; merged.log comes last."""
+    return {name: b"".join(parts) for name, parts in _log_parts(renderer, released).items()}
+
+
+def _log_parts(renderer: Renderer, released: Iterable[RankBlock | Comment]) -> dict[str, list[_Buffer]]:
+    """`log_texts`, as buffers to be written one after the other."""
+    logs: dict[str, list[_Buffer]] = {}
+    merged: list[_Buffer] = []
+    for each in released:
+        text = renderer.block(each) if isinstance(each, RankBlock) else renderer.comment(each)
+        if not text:
+            continue
+        if each.rank is not None:
+            logs.setdefault(rank_log(each.rank), []).append(text)
+        merged += merged_parts(each.rank, text)
+    return {**logs, MERGED_LOG: merged} if merged else {}
+
+
+def _batches(released: Sequence[RankBlock | Comment]) -> Iterator[Sequence[RankBlock | Comment]]:
+    """Cut where about _BATCH_BYTES of columns are together."""
+    start = size = 0
+    for index, each in enumerate(released):
+        size += sum(len(frame.column) for frame in each.frames) if isinstance(each, RankBlock) else 0
+        if size >= _BATCH_BYTES:
+            yield released[start : index + 1]
+            start, size = index + 1, 0
+    if start < len(released):
+        yield released[start:]
 
 
 class SpecLogSink:
@@ -79,34 +111,15 @@ class SpecLogSink:
         """
         # A failure keeps what it could not write waiting, and the rest is rendered all the same.
         failure: OSError | None = None
-        start = 0
-        while start < len(released):
-            start = self._render(released, start)
+        for batch in _batches(released):
+            for name, parts in _log_parts(self._renderer, batch).items():
+                self._take(name, parts)
             try:
                 self.retry()
             except OSError as e:
                 failure = failure or e
         if failure is not None:
             raise failure
-
-    def _render(self, released: Sequence[RankBlock | Comment], start: int) -> int:
-        """Hand a batch, from index `start` on, to the logs; the index behind it."""
-        texts: dict[int, list[_Buffer]] = {}
-        merged: list[_Buffer] = []
-        size = 0
-        while start < len(released) and size < _BATCH_BYTES:
-            each = released[start]
-            start += 1
-            text = self._renderer.block(each) if isinstance(each, RankBlock) else self._renderer.comment(each)
-            size += len(text)
-            if text and each.rank is not None:
-                texts.setdefault(each.rank, []).append(text)
-            merged += merged_parts(each.rank, text)
-        for rank, parts in texts.items():
-            self._take(rank_log(rank), parts)
-        if merged:
-            self._take(MERGED_LOG, merged)
-        return start
 
     def retry(self) -> None:
         """Write what waits, of each log from the byte where it stopped; does nothing when nothing waits.

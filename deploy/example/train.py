@@ -47,7 +47,7 @@ def train(config: str, steps: int, micro_steps: int, rank: int, ranks: int) -> N
     optimizer = nn.Adam(weights, learning_rate=rates)
     data = batches(SEED, rank)
 
-    with Agent.from_yaml(config, model=net, total_steps=steps) as agent:
+    with Agent.from_yaml(config, model=net, total_steps=steps, micro_steps=micro_steps) as agent:
         for step in range(1, steps + 1):
             with agent.step(step):
                 accumulated: list[Tensor] | None = None

@@ -29,6 +29,14 @@ def test_a_rank_that_is_expected_again_gets_its_full_time() -> None:
     assert liveness.due(3661, frozenset({0}), None) == [Lost(0, 61)]
 
 
+def test_a_rank_whose_process_is_gone_comes_back_with_its_next_word() -> None:
+    """Given up at once; told as such; a new process that is heard brings it back."""
+    liveness = Liveness(lost_after=60, max_hold=300)
+    liveness.heard(1, 10)
+    assert liveness.gone(1, 13) == Lost(1, 3, gone=True)
+    assert liveness.heard(1, 20) == Back(1)
+
+
 def test_who_holds_a_position_up_for_too_long_is_held_out() -> None:
     """The time runs from when the position became the lowest one, and anew for each position."""
     liveness = Liveness(lost_after=1000, max_hold=300)
@@ -43,3 +51,18 @@ def test_who_holds_a_position_up_for_too_long_is_held_out() -> None:
 def test_a_restarted_collector_knows_who_was_lost() -> None:
     """The first word of a rank that was lost before the restart brings it back."""
     assert Liveness(lost_after=60, max_hold=300, lost=[3]).heard(3, 0) == Back(3)
+
+
+def test_a_collector_that_was_stopped_blames_nobody() -> None:
+    """The time for which it was stopped counts neither as silence nor as holding up; what follows does."""
+    watch = Liveness(lost_after=10, max_hold=20)
+    head = ((1, 1, 1), frozenset({1}))
+    watch.due(0, frozenset({0, 1}), head)
+    watch.heard(0, 100.0)
+    watch.stalled(99, 100)
+    assert watch.due(100, frozenset({0, 1}), head) == []
+    assert watch.silent(0, 100) == 0
+    assert watch.due(109.5, frozenset({0, 1}), head) == [Lost(1, 10.5)]
+    for rank in (0, 1):
+        assert watch.heard(rank, 119.0) == (Back(1) if rank else None)
+    assert watch.due(119.5, frozenset({0, 1}), head) == [HeldOut(1, 20.5)]

@@ -43,4 +43,4 @@ def test_forms() -> None:
 def test_our_port_is_not_the_schedulers() -> None:
     """DESIGN: never MS_SCHED_PORT, whose default is 8118."""
     assert 8118 not in PORTS
-    assert DEFAULT_PORT == PORTS[0]
+    assert PORTS[0] == DEFAULT_PORT
