@@ -14,6 +14,7 @@ import atexit
 import functools
 import logging
 import os
+import socket
 import sys
 import time
 from collections import Counter
@@ -37,6 +38,7 @@ from .link import LinkState
 from .losses import read_scalar
 from .monitor import Measured, MicroBatch, Pending, StepEnd
 from .monitors import build_monitors
+from .nodes import job_of, known_as
 from .outbox import Outbox
 from .recover import Leftovers
 from .sender import Sender
@@ -380,8 +382,9 @@ class Agent:
             for notice in self._config.notices:
                 log.warning("%s", notice)
             if rankd.start_collector and "RANKD_ENDPOINT" not in os.environ:
-                start_collector(rankd)
-        hello = introduction(who, total_steps, facts(self._config, who, about))
+                start_collector(rankd, known_as(os.environ, who.world_size, socket.gethostname()))
+        told = {**facts(self._config, who, about), "job": job_of(os.environ)}
+        hello = introduction(who, total_steps, told)
         self._leftovers = Leftovers(rankd.spool.place(rankd.output), who.rank, finder)
         store, hello = open_store(rankd, hello)
         self._spool = hello.about.get(ABOUT_SPOOL)

@@ -1,4 +1,5 @@
-"""Where the collector is: an explicit setting, the environment, or the connection file in the output directory.
+"""Where the collector is: an explicit setting, the environment, the connection file in the output directory, or the
+machine of MindSpore's scheduler.
 
 The connection file is read anew each time it is asked for: a collector that was restarted may have another port. It may
 be stale; then nobody answers there, and it is asked for again.
@@ -7,21 +8,30 @@ be stale; then nobody answers there, and it is asked for again.
 from __future__ import annotations
 
 import json
+import logging
 import re
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..collector.protocol.checks import printable
+from ..collector.protocol.endpoints import PORTS, is_loopback_endpoint, join_endpoint
 from ..collector.protocol.errors import ConfigError
+from ..collector.protocol.keys import KEY_VARIABLE, RunKey
+from .nodes import SCHEDULER_HOST, scheduler_host
 
 __all__ = [
     "CONNECTION_FILE",
     "CONNECTION_VERSION",
     "ENDPOINT_VARIABLE",
     "Connection",
+    "Endpoint",
     "EndpointFinder",
     "read_connection",
 ]
+
+log = logging.getLogger("rankd.agent")
 
 CONNECTION_FILE = Path(".rankd") / "connection.json"
 CONNECTION_VERSION = 1
@@ -30,6 +40,7 @@ ENDPOINT_VARIABLE = "RANKD_ENDPOINT"
 _MAX_CONNECTION_BYTES = 65_536
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 _NOWHERE = frozenset({"*", "0.0.0.0", "[::]"})  # noqa: S104 - addresses to bind to, refused here
+_GIVE_KEY = f"set {KEY_VARIABLE} to the same on all nodes, or give them one output directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +58,7 @@ class Connection:
     run: str
     pid: int
     host: str
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
 
 
 def read_connection(path: Path) -> Connection | None:
@@ -67,21 +78,45 @@ def read_connection(path: Path) -> Connection | None:
     return None
 
 
+class Endpoint(str):
+    """Where to connect; and what one has to know there.
+
+    Attributes:
+        key: the run's key; None: the collector listens on this machine only, and wants none.
+        run: the run that is expected there; empty: whichever it is.
+    """
+
+    key: RunKey | None = None
+    run: str = ""
+
+    @classmethod
+    def of(cls, text: str, key: RunKey | None, run: str = "") -> Endpoint:
+        self = cls(text)
+        self.key, self.run = key, run
+        return self
+
+
 class EndpointFinder:
     """Looks for the collector each time it is called; None: not to be found at the moment.
 
+    Where there are several places, each call gives the next one: it is called again only because nobody answered.
+
     Args:
         explicit: the configured endpoint, if any: `tcp://HOST:PORT`, `HOST:PORT` or `ipc://PATH`.
-        environment: where RANKD_ENDPOINT may stand (`os.environ`).
+        environment: where RANKD_ENDPOINT, RANKD_KEY and MS_SCHED_HOST may stand (`os.environ`).
         output: the output directory, whose connection file is read.
 
     Raises:
-        ConfigError: an endpoint was given that nobody can connect to.
+        ConfigError: an endpoint was given that nobody can connect to, or a key that is none.
     """
 
     def __init__(self, explicit: str | None, environment: Mapping[str, str], output: Path | None) -> None:
         self._fixed: str | None = None
-        self._file: Path | None = None
+        self._file: Path | None = None if output is None else output / CONNECTION_FILE
+        self._key = RunKey.from_environment(environment)
+        self._scheduler = scheduler_host(environment)
+        self._turn = 0
+        self._warned: set[str] = set()
         variable = environment.get(ENDPOINT_VARIABLE, "")
         if explicit:
             self._fixed = _checked("rankd.endpoint", explicit)
@@ -90,18 +125,75 @@ class EndpointFinder:
             self._fixed = _checked(ENDPOINT_VARIABLE, variable)
             self.where = f"the environment variable {ENDPOINT_VARIABLE}: {self._fixed}"
         elif output is not None:
-            self._file = output / CONNECTION_FILE
-            self.where = f"the connection file {self._file}"
+            self.where = f"the connection file {self._file}{self._beside()}"
         else:
             raise ConfigError(
                 f"nothing says where the collector is: set rankd.endpoint, {ENDPOINT_VARIABLE}, or an output directory"
             )
 
-    def __call__(self) -> str | None:
-        if self._file is None:
-            return self._fixed
-        connection = read_connection(self._file)
-        return None if connection is None else connection.endpoint
+    def __call__(self) -> Endpoint | None:
+        connection = None if self._file is None else read_connection(self._file)
+        if self._fixed is not None:
+            places = self._known(self._fixed, connection)
+        else:
+            places = [*self._written(connection), *self._by_scheduler()]
+        if not places:
+            return None
+        self._turn += 1
+        return places[(self._turn - 1) % len(places)]
+
+    def _known(self, endpoint: str, connection: Connection | None) -> list[Endpoint]:
+        """The endpoint that was given. The key may be in the output directory, where that is shared."""
+        key = self._key or _key_of(connection)
+        if key is None and not is_loopback_endpoint(endpoint):
+            self._warn(f"{endpoint} is on another machine, and no key of the run is known: {_GIVE_KEY}")
+            return []
+        return [Endpoint.of(endpoint, key)]
+
+    def _written(self, connection: Connection | None) -> list[Endpoint]:
+        """What the connection file says, where one can connect to that from here."""
+        if connection is None:
+            return []
+        key, local = _key_of(connection), is_loopback_endpoint(connection.endpoint)
+        if local and connection.host != socket.gethostname():
+            self._warn(
+                f"the collector on {connection.host} listens there for its own machine only ({connection.endpoint}); "
+                f"set rankd.endpoint to an address of {connection.host} that this machine reaches"
+            )
+            return []
+        if key is None and not local:
+            self._warn(f"{self._file} has no key for {connection.endpoint}: {_GIVE_KEY}")
+            return []
+        # Where RANKD_KEY is set, only who has that is believed; a collector that wants no key cannot be asked for one.
+        return [Endpoint.of(connection.endpoint, self._key if key and self._key else key, connection.run)]
+
+    def _by_scheduler(self) -> list[Endpoint]:
+        """The ports of ours on the scheduler's machine; the first of them most often."""
+        if self._scheduler is None or self._key is None:
+            return []
+        first, *others = [Endpoint.of(join_endpoint(self._scheduler, port), self._key) for port in PORTS]
+        return [place for other in others for place in (first, other)]
+
+    def _beside(self) -> str:
+        if self._scheduler is None:
+            return ""
+        if self._key is None:
+            return f" (not at {SCHEDULER_HOST}={self._scheduler}, for want of a key: {_GIVE_KEY})"
+        return f" and at {SCHEDULER_HOST}={self._scheduler}, ports {PORTS[0]} to {PORTS[-1]}"
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", printable(text, line=True))
+
+
+def _key_of(connection: Connection | None) -> RunKey | None:
+    if connection is None or connection.key is None:
+        return None
+    try:
+        return RunKey(connection.key, "the connection file")
+    except ConfigError:
+        return None
 
 
 def _checked(what: str, endpoint: str) -> str:

@@ -34,16 +34,20 @@ _LAST_LINES = 5
 _LEAST_PATIENCE = 60.0
 
 
-def start_collector(config: RankdConfig) -> None:
+def start_collector(config: RankdConfig, near: str | None = None) -> None:
     """Start a collector for `config.output`, in the background; never raises and never waits.
 
     Where one works there already, the new one notices and ends. What goes wrong is one warning, from a thread that
     also takes the process's exit status.
+
+    Args:
+        config: its settings. The run's key is none of them: that is inherited (RANKD_KEY), or the collector makes it.
+        near: how other nodes know this one, where nothing is configured; None: there are none.
     """
-    threading.Thread(target=_start_and_watch, args=(config,), name="rankd-launch", daemon=True).start()
+    threading.Thread(target=_start_and_watch, args=(config, near), name="rankd-launch", daemon=True).start()
 
 
-def _start_and_watch(config: RankdConfig) -> None:
+def _start_and_watch(config: RankdConfig, near: str | None) -> None:
     # The collector's working directory is this one, but a message with a whole path helps more.
     output = Path(config.output).absolute()
     try:
@@ -51,7 +55,7 @@ def _start_and_watch(config: RankdConfig) -> None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log_file:
             begin = log_file.tell()
-            process = _spawn(replace(config, output=output), log_file.fileno())
+            process = _spawn(replace(config, output=output), log_file.fileno(), near)
         status = process.wait()
         if status == _COULD_NOT_START:
             said = log_path.read_bytes()[begin:].decode(errors="replace").strip().splitlines()
@@ -63,10 +67,11 @@ def _start_and_watch(config: RankdConfig) -> None:
         log.warning("the collector could not be started (%s); training goes on without logs", e)
 
 
-def _spawn(config: RankdConfig, log_fd: int) -> subprocess.Popen[bytes]:
+def _spawn(config: RankdConfig, log_fd: int, near: str | None) -> subprocess.Popen[bytes]:
     patience = str(max(config.lost_after, _LEAST_PATIENCE))
+    command = [sys.executable, "-m", "rankd.collector", "collect", "--settings", "-", "--patience", patience]
     process = subprocess.Popen(  # noqa: S603 - our own module, no shell
-        [sys.executable, "-m", "rankd.collector", "collect", "--settings", "-", "--patience", patience],
+        command if near is None else [*command, "--near", near],
         stdin=subprocess.PIPE,
         stdout=log_fd,
         stderr=log_fd,

@@ -23,6 +23,7 @@ from typing import TypeAlias
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from ..collector.protocol.checks import printable
 from ..collector.protocol.errors import ProtocolError
 from ..collector.protocol.wire import (
     MAX_MESSAGE_BYTES,
@@ -32,6 +33,7 @@ from ..collector.protocol.wire import (
     decode_message,
     encode_message,
 )
+from .discovery import Endpoint
 from .host import HostFigures
 from .link import Acknowledged, Action, Link, LinkState, Open, Rewind, SayBeat, SayHello, Seek, Shut, Tell, Timing, Warn
 from .outbox import Outbox
@@ -116,8 +118,13 @@ class _Channel:
             (zmq.RECONNECT_IVL, _RECONNECT_FIRST),
             (zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST),
             (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+            # A full receive queue and heartbeats can make libzmq 4.3 abort the process (libzmq issues 3937, 4767); what
+            # a collector says is small, and bounded by what it is asked.
+            (zmq.RCVHWM, 0),
         ):
             socket.setsockopt(option, value)
+        if isinstance(endpoint, Endpoint) and endpoint.key is not None:
+            endpoint.key.protect(socket)
         if self._prepare is not None:
             self._prepare(socket)
         self._monitor = socket.get_monitor_socket(sum(_BROKEN))
@@ -213,6 +220,8 @@ class Sender:
         self._link = Link(time.monotonic(), where, timing)
         self._waker = _Waker()
         self._channel = _Channel(self._waker, prepare)
+        # The run that is expected at the endpoint, for a process that has not joined one yet.
+        self._expected = ""
         self._send_again_at = 0.0
         # Written by the sender thread before it sleeps and by whoever wakes it. Both sides write first and look then
         # (the sender at the outbox, the training thread at this), so no item is left behind.
@@ -341,7 +350,7 @@ class Sender:
                 case Shut():
                     self._channel.shut()
                 case SayHello():
-                    run = self._hello.run if action.run is None else action.run
+                    run = (self._hello.run or self._expected) if action.run is None else action.run
                     hello = dataclasses.replace(self._hello, run=run, next_seq=self._outbox.next_seq)
                     self._say(encode_message(hello))
                 case SayBeat():
@@ -352,9 +361,12 @@ class Sender:
                 case Acknowledged():
                     self._outbox.acked(action.seq)
                 case Warn() | Tell():
-                    log.log(logging.WARNING if isinstance(action, Warn) else logging.INFO, "%s", action.text)
+                    level = logging.WARNING if isinstance(action, Warn) else logging.INFO
+                    # What a collector says stands in it.
+                    log.log(level, "%s", printable(action.text, line=True))
 
     def _open(self, endpoint: str) -> None:
+        self._expected = endpoint.run if isinstance(endpoint, Endpoint) else ""
         try:
             self._channel.open(endpoint)
         except zmq.ZMQError as e:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import RankdConfig, output_of
+from .protocol.checks import printable
 from .protocol.errors import ConfigError, RankdError
 from .server import Collector
 from .settings import load_yaml
@@ -25,24 +26,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--endpoint", metavar="tcp://HOST:PORT", help="where to listen; PORT * takes a free one")
     parser.add_argument("--settings", choices=["-"], help="read the `rankd:` section as JSON from standard input")
     parser.add_argument(
+        "--near", metavar="HOST", help="how other nodes know this one, where no endpoint is set: listen there"
+    )
+    parser.add_argument(
         "--patience", type=float, metavar="SECONDS", help="end when no rank has come by then; default: wait for ever"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Collect until the run has ended; 0: all ranks have said goodbye, 1: some are missing, 128+N: signal N."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    _set_up_logging()
     config = RankdConfig.from_mapping(_section(args))
     changes = {key: value for key in ("output", "endpoint") if (value := getattr(args, key)) is not None}
     config = dataclasses.replace(config, **changes)
     try:
-        collector = Collector(config, patience=args.patience)
+        collector = Collector(config, patience=args.patience, near=args.near)
     except OSError as e:
         where = e.filename or config.output
         raise RankdError(f"the collector cannot start in {config.output}: {where}: {e.strerror}") from e
     outcome = collector.run()
     print(outcome.summary, flush=True)
     return outcome.status
+
+
+class _Formatter(logging.Formatter):
+    """What peers say may stand in a message: no control character of theirs reaches a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def _set_up_logging() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _section(args: argparse.Namespace) -> dict[str, Any]:

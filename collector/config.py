@@ -43,8 +43,8 @@ _LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 
 
-def _endpoint() -> Kind[str]:
-    """`tcp://HOST:PORT`; a PORT of 0 becomes `*`, so that readers see one form of it."""
+def _endpoint(*, listen: bool = False) -> Kind[str]:
+    """`tcp://HOST:PORT`; a PORT of 0 becomes `*`, so that readers see one form of it. `listen`: HOST may be `*`."""
 
     def read(value: object) -> str:
         if not isinstance(value, str):
@@ -53,7 +53,9 @@ def _endpoint() -> Kind[str]:
         if match is None:
             raise misfit(value, _ENDPOINT, _endpoint_hint(value))
         host, port = match[1], match[2]
-        problem = _host_problem(host)
+        problem = "" if listen and host == "*" else _host_problem(host)
+        if listen and not problem and host != "*" and not re.fullmatch(r"[0-9.]+|\[.*\]", host):
+            problem = "HOST is an address of the collector's own, or * for all"
         if problem:
             raise misfit(value, _ENDPOINT, problem)
         if port != "*" and int(port) > 65_535:
@@ -142,7 +144,10 @@ class RankdConfig(Settings):
     Attributes:
         output: directory of the logs, the journal and the connection file.
         endpoint: where the collector listens and the agents connect, `tcp://HOST:PORT`, PORT `*` for any free one;
-            None: found through the environment or the connection file.
+            None: found through the environment, the connection file, or MS_SCHED_HOST. Beyond loopback only peers with
+            the run's key are let in (RANKD_KEY, or the connection file).
+        listen: where the collector listens, if not at `endpoint`: `tcp://ADDRESS:PORT`, ADDRESS an own one or `*` for
+            all (a container, NAT); PORT `*` for any free one.
         start_collector: rank 0 starts the collector when none runs for this output directory.
         local_norm_kind: what `local_norm` means: `increment`, the growth of the accumulated gradient's norm in this
             micro-step; `micro_batch`, the norm of the micro-batch's own gradient (as MindFormers 2.1 prints).
@@ -159,6 +164,7 @@ class RankdConfig(Settings):
 
     output: Path = setting(file_path(), Path("rankd-output"))
     endpoint: str | None = setting(optional(_endpoint()), None)
+    listen: str | None = setting(optional(_endpoint(listen=True)), None)
     start_collector: bool = setting(flag(), True)
     local_norm_kind: str = setting(choice("increment", "micro_batch"), "increment")
     beat_interval: float = setting(seconds(), 1.0)

@@ -23,9 +23,26 @@ from typing import Any
 
 from .protocol.errors import ProtocolError
 from .protocol.records import NameTable, Position
-from .protocol.wire import Block, Hello, Item, Refused, Table, Tables, decode_item, decode_message, encode_message
+from .protocol.wire import (
+    Block,
+    Hello,
+    Interned,
+    Item,
+    Refused,
+    Table,
+    Tables,
+    decode_item,
+    decode_message,
+    encode_message,
+)
 
 __all__ = ["Admitted", "Attempt", "Intake", "Session"]
+
+
+# What a run may hold in memory of processes and attempts, a kilobyte each: 1,024 ranks that restart 60 times.
+MAX_SESSIONS = 65_536
+# A run that goes back so often stays in its last attempt; what is out of order there is marked as late.
+MAX_ATTEMPTS = 10_000
 
 
 @dataclass(slots=True)
@@ -68,7 +85,7 @@ class Session:
         return [encode_message(self.hello), tables, seen, [self.fresh, self.over, self.past]]
 
     @staticmethod
-    def thaw(number: int, frozen: list[Any], tables: list[NameTable], interned: dict[NameTable, NameTable]) -> Session:
+    def thaw(number: int, frozen: list[Any], tables: list[NameTable], interned: Interned) -> Session:
         """The session that `freeze` gave."""
         raw, defined, seen, flags = frozen
         admitted, stored, attempt, step, done_step, done_micro, launch = seen
@@ -136,7 +153,7 @@ class Intake:
         self.launch = 1
         self._by_token: dict[bytes, Session] = {}
         self._current: dict[int, Session] = {}
-        self._interned: dict[NameTable, NameTable] = {}
+        self._interned = Interned()
 
     @property
     def attempt(self) -> Attempt | None:
@@ -158,6 +175,8 @@ class Intake:
         """
         if hello.session in self._by_token:
             return self._objection_to_return(hello)
+        if len(self.sessions) >= MAX_SESSIONS:
+            return Refused(f"this run has had {MAX_SESSIONS} processes; start one with another output", retry=False)
         if hello.recovered:
             return None
         older = self._current.get(hello.rank)
@@ -167,9 +186,16 @@ class Intake:
                 "has ended. If both are meant to run, give each its own RANKD_RANK",
                 retry=True,
             )
-        others = [s for s in self._current.values() if s.hello.world_size != hello.world_size and not s.over]
+        others = [s for s in self._current.values() if not s.over]
         for other in others:
-            if alive(other):
+            job, own = other.hello.about.get("job"), hello.about.get("job")
+            if job and own and job != own and alive(other):
+                return Refused(
+                    f"rank {hello.rank} is of another job ({own}) than rank {other.rank} ({_who(other.hello)}), which "
+                    f"is alive ({job}); give each job its own rankd.output, and its own port in rankd.endpoint",
+                    retry=True,
+                )
+            if other.hello.world_size != hello.world_size and alive(other):
                 return Refused(
                     f"rank {hello.rank} says world_size {hello.world_size}, but rank {other.rank} ({_who(other.hello)})"
                     f" is alive with world_size {other.hello.world_size}; set RANKD_WORLD_SIZE alike on all ranks",
@@ -273,7 +299,7 @@ class Intake:
         session.fresh = False
         if self._current.get(session.rank) is not session or not joins:
             return False
-        opens = goes_back and own is newest
+        opens = goes_back and own is newest and len(self.attempts) < MAX_ATTEMPTS
         self._join(session, self._new_attempt(own.world_size) if opens else newest)
         return opens
 
@@ -305,7 +331,6 @@ class Intake:
         self = cls()
         names, sessions, current, attempts, self.launch = frozen
         tables = [NameTable(tuple(n)) for n in names]
-        self._interned = {table: table for table in tables}
         for fields in sessions:
             self._known(Session.thaw(len(self.sessions), fields, tables, self._interned))
         self._current = {rank: self.sessions[number] for rank, number in current}

@@ -11,6 +11,7 @@ the head, and shrinks as floors rise. So an arriving item costs the same with 8 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -44,6 +45,8 @@ class Ordering(Generic[_T]):
         self._counting: set[int] = set()
         self._held: dict[Key, dict[int, list[_T]]] = {}
         self._heap: list[Key] = []
+        # How many items of each rank are held.
+        self._held_of: Counter[int] = Counter()
         self._head: Key | None = None
         self._waiting: set[int] = set()
         # The highest position released so far; what comes at or below it is late.
@@ -85,6 +88,11 @@ class Ordering(Generic[_T]):
             by_rank = self._held[key] = {}
             heapq.heappush(self._heap, key)
         by_rank.setdefault(rank, []).append(item)
+        self._held_of[rank] += 1
+
+    def held_of(self, rank: int) -> int:
+        """How many items of this rank are held."""
+        return self._held_of[rank]
 
     def release(self) -> Iterator[tuple[Key, list[tuple[int, list[_T]]]]]:
         """What may be released now: positions in order, and for each its ranks in order with their items."""
@@ -92,7 +100,10 @@ class Ordering(Generic[_T]):
             key = heapq.heappop(self._heap)
             self.passed = key
             self._head = None
-            yield key, sorted(self._held.pop(key).items())
+            by_rank = sorted(self._held.pop(key).items())
+            for rank, items in by_rank:
+                self._held_of[rank] -= len(items)
+            yield key, by_rank
 
     def _blocked(self, key: Key) -> bool:
         if key != self._head:
@@ -135,4 +146,7 @@ class Ordering(Generic[_T]):
         self.passed = (passed[0], passed[1], passed[2])
         self._held = {(a, s, m): {rank: list(map(item, items)) for rank, items in ranks} for a, s, m, ranks in held}
         self._heap = sorted(self._held)
+        for by_rank in self._held.values():
+            for rank, items in by_rank.items():
+                self._held_of[rank] += len(items)
         return self

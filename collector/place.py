@@ -9,11 +9,13 @@ import platform
 import secrets
 import socket
 import time
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 from .description import Writer
-from .protocol.errors import RankdError
+from .protocol.errors import ConfigError, RankdError
+from .protocol.keys import RunKey
 
 __all__ = ["INNER", "JOURNAL", "Place", "holder"]
 
@@ -54,10 +56,32 @@ class Place:
         _write_whole(path, fresh + "\n", 0o640)
         return fresh
 
-    def publish(self, endpoint: str, run: str) -> None:
-        """Write the connection file, by which agents that see this directory find the collector."""
+    def key(self, environ: Mapping[str, str]) -> RunKey:
+        """The run's key: RANKD_KEY, or else one that is made at the run's first start and kept here, mode 0600.
+
+        Raises:
+            ConfigError: RANKD_KEY, or the file, holds what cannot be a key.
+        """
+        given = RunKey.from_environment(environ)
+        path = self.inner / "key"
+        if given is not None:
+            return given
+        try:
+            return RunKey(path.read_text().strip(), str(path))
+        except FileNotFoundError:
+            fresh = RunKey.fresh()
+            _write_whole(path, fresh.reveal() + "\n", 0o600)
+            return fresh
+        except (OSError, ValueError) as e:
+            if isinstance(e, ConfigError):
+                raise
+            raise RankdError(f"the run's key in {path} cannot be read: {e}") from None
+
+    def publish(self, endpoint: str, run: str, key: RunKey | None = None) -> None:
+        """Write the connection file, by which agents that see this directory find the collector and are let in."""
         facts = {"version": 1, "endpoint": endpoint, "run": run, "pid": os.getpid(), "host": socket.gethostname()}
-        # 0600: it will also carry the run's key.
+        if key is not None:
+            facts["key"] = key.reveal()
         _write_whole(self.inner / "connection.json", json.dumps(facts) + "\n", 0o600)
 
     def describe(self, description: str, text: str) -> None:
@@ -114,8 +138,11 @@ def holder(output: Path) -> str | None:
 def _write_whole(path: Path, text: str, mode: int) -> None:
     """Write a small file so that a reader sees all of it or the one before."""
     beside = path.with_name(f"{path.name}.{os.getpid()}")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
+        if not mode & 0o077:
+            # The file may be left over from a process that died here.
+            os.fchmod(fd, mode)
         data = memoryview(text.encode())
         while data:
             data = data[os.write(fd, data) :]

@@ -27,6 +27,8 @@ Released: TypeAlias = RankBlock | Comment
 # Some seconds of 1,024 ranks at full rate. A stalled rank makes the others wait for longer than that on disk.
 HELD_BYTES = 64 * 2**20
 _MAX_FETCHED = 2_048
+# Of one rank, some 300 bytes of memory each wherever its text is. More than an hour of 50 micro-steps a second.
+MAX_HELD_ITEMS = 200_000
 
 
 class RankState(enum.Enum):
@@ -119,6 +121,10 @@ class Run:
         """The ranks that may be given up: those that are waited for, and those that held the others up."""
         held_out = (rank for rank, view in self.ranks.items() if view.state is RankState.HELD_OUT)
         return self.counting().union(held_out)
+
+    def holds_too_much(self, rank: int) -> bool:
+        """So much of this rank waits for others that it has to wait too: each item costs memory, also on disk."""
+        return self._ordering.held_of(rank) >= MAX_HELD_ITEMS
 
     def waiting(self) -> tuple[Key, frozenset[int]] | None:
         """The lowest position that is held up, and the ranks that hold it up."""

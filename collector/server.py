@@ -9,30 +9,30 @@ their spools fill: nothing is lost that they can hold.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
-import re
 import resource
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-import zmq
-
 from .accounts import account_table
 from .config import RankdConfig
 from .description import describe, readable
+from .door import Door
 from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, encode_entry
 from .intake import Session
 from .journal import Journal
 from .liveness import Liveness
 from .place import Place
-from .protocol.errors import ProtocolError, RankdError, VersionError
+from .protocol.checks import printable
+from .protocol.errors import LimitError, ProtocolError, VersionError
+from .protocol.keys import RunKey
 from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
 from .rescue import Rescue
 from .run import RankState, Released, Run
@@ -52,6 +52,8 @@ _TURN_BYTES = 4 * 2**20
 _MOST_FILES = 65_536
 # How often a write that failed is tried again.
 _RETRY = 0.5
+# What the summary calls a refusal, by its error; the first that fits.
+_REFUSALS = ((VersionError, "version"), (LimitError, "limit"), (ProtocolError, "protocol"))
 # How long the last acknowledgements may take to leave at the end.
 _LINGER_MS = 2_000
 
@@ -74,12 +76,13 @@ class Collector:
     Args:
         config: the `rankd:` section.
         patience: seconds to wait for the very first rank; None: for ever (a collector that runs as a service).
+        near: how the other nodes know this one, where nothing is configured (`binding.spots`).
 
     Raises:
         RankdError: the output directory, the journal or the endpoint cannot be used.
     """
 
-    def __init__(self, config: RankdConfig, *, patience: float | None = None) -> None:
+    def __init__(self, config: RankdConfig, *, patience: float | None = None, near: str | None = None) -> None:
         _allow_files()
         self._config = config
         self._patience = patience
@@ -96,7 +99,6 @@ class Collector:
         self._peers: dict[bytes, Session] = {}
         # Who delivers for a process that is gone: what comes from there does not make the rank look alive.
         self._deliverers: dict[bytes, Session] = {}
-        self._refusals: Counter[str] = Counter()
         self._signal = 0
         # The oldest entry that a restart from the newest checkpoint may have to read.
         self._fallback = 0
@@ -112,8 +114,9 @@ class Collector:
             spools=config.spool.place(config.output),
             beat_interval=config.beat_interval,
         )
-        self._context = zmq.Context()
-        self._socket = self._bind()
+        key = self._place.key(os.environ)
+        self._door = Door(config, key, near=near, always=RunKey.from_environment(os.environ) is not None)
+        self._key = key if self._door.keyed else None
 
     # -- startup ------------------------------------------------------------------------------------------------------
 
@@ -152,28 +155,10 @@ class Collector:
         oldest = run.oldest_needed(otherwise=0)
         return not oldest or self._journal.holds(oldest)
 
-    def _bind(self) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.IPV6, 1)
-        socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        # Half-open connections (a node that vanished) are closed by libzmq itself.
-        beat = max(1, int(self._config.beat_interval * 1_000))
-        for option, value in ((zmq.HEARTBEAT_IVL, beat), (zmq.HEARTBEAT_TIMEOUT, 10 * beat)):
-            socket.setsockopt(option, value)
-        wanted = self._config.endpoint or "tcp://127.0.0.1:*"
-        try:
-            socket.bind(wanted)
-        except zmq.ZMQError as e:
-            socket.close(0)
-            self._context.term()
-            raise RankdError(f"cannot listen on {wanted}: {e.strerror}; check rankd.endpoint") from e
-        return socket
-
     @property
     def endpoint(self) -> str:
         """Where the agents connect to."""
-        # A dual-stack socket reports an IPv4 address as an IPv6 one that not every agent's host can reach.
-        return re.sub(r"\[::ffff:([0-9.]+)(%\d+)?\]", r"\1", self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        return self._door.endpoint
 
     # -- loop ---------------------------------------------------------------------------------------------------------
 
@@ -181,8 +166,7 @@ class Collector:
         """Serve until all ranks have said goodbye, or are missing for too long, or a signal comes."""
         with self._signals():
             try:
-                self._until_possible("the connection file", lambda: self._place.publish(self.endpoint, self._run_id))
-                log.info("collecting for %s on %s", self._place.output, self.endpoint)
+                self._publish()
                 status = self._serve()
             except _StopRequestedError:
                 status = 128 + self._signal
@@ -190,6 +174,12 @@ class Collector:
                 self._describe()
                 self._shut()
         return Outcome(status, self._summary(status))
+
+    def _publish(self) -> None:
+        publish = functools.partial(self._place.publish, self.endpoint, self._run_id, self._key)
+        self._until_possible("the connection file", publish)
+        wanted = "" if self._key is None else ", for peers with the run's key"
+        log.info("collecting for %s on %s%s", self._place.output, self.endpoint, wanted)
 
     def _serve(self) -> int:
         started = before = time.monotonic()
@@ -229,23 +219,30 @@ class Collector:
         """Take what has arrived; True: there was no more."""
         if self._signal:
             raise _StopRequestedError
-        if not self._socket.poll(int(_TICK * 1_000)):
+        if not self._door.wait(_TICK):
             return True
         entries: list[Entry] = []
         touched: dict[bytes, Session] = {}
         taken = 0
         for _ in range(_TURN_MESSAGES):
-            try:
-                peer, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            arrived = self._door.receive()
+            if arrived is None:
                 self._store(entries, touched)
+                self._forget(self._door.gone())
                 return True
+            peer, parts = arrived
             taken += sum(map(len, parts))
             self._take(peer, parts, entries, touched)
             if taken > _TURN_BYTES:
                 break
         self._store(entries, touched)
         return False
+
+    def _forget(self, peers: list[bytes]) -> None:
+        """Connections that have ended; who comes back says hello again."""
+        for peer in peers:
+            self._peers.pop(peer, None)
+            self._deliverers.pop(peer, None)
 
     def _take(self, peer: bytes, parts: list[bytes], entries: list[Entry], touched: dict[bytes, Session]) -> None:
         """One message of one peer; its entries are added to `entries`, for `_store`."""
@@ -265,7 +262,7 @@ class Collector:
                         self._heard(session, entries)
                     else:
                         self._rescue.delivered(session, time.monotonic())
-                    if isinstance(message, Data):
+                    if isinstance(message, Data) and self._has_room(peer, session):
                         self._data(session, message, entries)
                         touched[peer] = session
                 case Data() | Beat():
@@ -276,6 +273,7 @@ class Collector:
             self._refuse(peer, e)
 
     def _hello(self, peer: bytes, hello: Hello) -> None:
+        self._door.greet(peer)
         if hello.run not in ("", self._run_id):
             reason = f"this is the collector of run {self._run_id} ({self._place.output}), not of run {hello.run}"
             self._send(peer, Refused(reason, retry=True))
@@ -287,6 +285,8 @@ class Collector:
             return
         session = self._run.intake.session(hello.session)
         if session is None:
+            if not self._door.may_open(peer):
+                raise LimitError("too many processes on one connection")
             self._commit([Opened(hello)])
             if not hello.recovered:
                 self._liveness.rejoined(hello.rank, time.monotonic())
@@ -308,6 +308,14 @@ class Collector:
         heard = view.state in (RankState.LIVE, RankState.HELD_OUT) and silent < 3 * self._config.beat_interval
         return heard and not self._rescue.is_gone(session)
 
+    def _has_room(self, peer: bytes, session: Session) -> bool:
+        """Whether more of this rank can be taken; if not, it says hello again in a while, and sends again."""
+        if not self._run.holds_too_much(session.rank):
+            return True
+        self._forget([peer])
+        self._send(peer, Refused(f"rank {session.rank} is too far ahead of others; it waits for them", retry=True))
+        return False
+
     def _data(self, session: Session, data: Data, entries: list[Entry]) -> None:
         admitted = self._run.intake.admit(session, data.items)
         if admitted.raws:
@@ -321,17 +329,14 @@ class Collector:
 
     def _refuse(self, peer: bytes, error: ProtocolError) -> None:
         """A peer's fault: say so, count it, and forget the peer; the others are not disturbed."""
-        kind = "version" if isinstance(error, VersionError) else "protocol"
-        self._refusals[kind] += 1
+        kind = next(kind for kind_of, kind in _REFUSALS if isinstance(error, kind_of))
         session = self._peers.pop(peer, None) or self._deliverers.pop(peer, None)
-        who = f"peer {peer.hex()}" if session is None else f"rank {session.rank} ({session.hello.host})"
-        if self._refusals[kind] <= 10:
-            log.warning("refused %s: %s", who, error)
+        who = self._door.address(peer) if session is None else f"rank {session.rank} ({session.hello.host})"
         self._send(peer, Refused(str(error)[:1_000], retry=False))
+        self._door.refuse(peer, kind, who, str(error))
 
     def _send(self, peer: bytes, message: Message) -> None:
-        # A peer that has gone, or does not read, costs itself the message; it says hello again when it is back.
-        self._socket.send_multipart([peer, encode_message(message)], zmq.NOBLOCK)
+        self._door.send(peer, encode_message(message))
 
     # -- storing ------------------------------------------------------------------------------------------------------
 
@@ -403,6 +408,7 @@ class Collector:
                     reported = True
                 if self._signal:
                     raise _StopRequestedError from e
+                self._door.tend()
                 time.sleep(_RETRY)
             else:
                 if reported:
@@ -425,8 +431,7 @@ class Collector:
     def _shut(self) -> None:
         self._rescue.close()
         self._place.withdraw()
-        self._socket.close(_LINGER_MS)
-        self._context.term()
+        self._door.close(_LINGER_MS)
         self._sink.close()
         self._journal.close()
 
@@ -448,10 +453,10 @@ class Collector:
         lines = account_table(self._run.rows())
         if missing := self._run.missing():
             lines.append(f"no goodbye from: {', '.join(map(str, missing))}")
-        if self._refusals:
-            lines.append("refused: " + ", ".join(f"{n} × {kind}" for kind, n in sorted(self._refusals.items())))
+        if refusals := self._door.refusals:
+            lines.append("refused: " + ", ".join(f"{n} × {kind}" for kind, n in sorted(refusals.items())))
         lines.append(f"logs: {self._place.output / 'merged.log'} (status {status})")
-        return "\n".join(lines)
+        return "\n".join(printable(line, line=True) for line in lines)
 
 
 def _allow_files() -> None:

@@ -120,9 +120,9 @@ class Peer:
         self._context.term()
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """Until `condition` holds, at most PATIENCE seconds."""
-    deadline = time.monotonic() + PATIENCE
+def wait_for(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Until `condition` holds, at most so many seconds."""
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 
 from .errors import LimitError, RecordError
 
-__all__ = ["MAX_ENTRIES", "MAX_STEP", "check_bytes", "check_int", "check_map", "check_number", "check_text", "shown"]
+__all__ = [
+    "MAX_ENTRIES",
+    "MAX_STEP",
+    "check_bytes",
+    "check_int",
+    "check_map",
+    "check_number",
+    "check_text",
+    "printable",
+    "shown",
+]
 
 # Steps and micro-steps fit a signed 64-bit column of any reader (Parquet, TensorBoard, SQL).
 MAX_STEP = 2**63 - 1
 # Of a map that rides on a message: versions, causes, host figures.
 MAX_ENTRIES = 64
 _MAX_KEY_BYTES = 128
+# C0 (but not the newline), DEL and C1, bidi controls, line and paragraph separators, halves of surrogate pairs.
+_CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, *, line: bool = False) -> str:
+    """Text for a terminal or a log: what could steer a terminal, or hide, is written as an escape.
+
+    Args:
+        line: newlines too, so that nobody can make a line of his own.
+    """
+    if text.isprintable():
+        return text
+    plain = text.replace("\n", "\\n") if line else text
+    return _CONTROLS.sub(lambda m: f"\\u{ord(m[0]):04x}", plain)
 
 
 def shown(value: object) -> str:

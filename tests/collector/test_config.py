@@ -21,6 +21,7 @@ def test_defaults() -> None:
     assert RankdConfig.from_mapping(None).to_mapping() == {
         "output": "rankd-output",
         "endpoint": None,
+        "listen": None,
         "start_collector": True,
         "local_norm_kind": "increment",
         "beat_interval": 1.0,

@@ -30,6 +30,7 @@ from rankd.collector.protocol.wire import (
     Gap,
     Goodbye,
     Hello,
+    Interned,
     Item,
     Message,
     Note,
@@ -285,7 +286,7 @@ class TestTables:
 
     def test_equal_tables_are_one_object(self) -> None:
         """Tables of several processes that share `interned` are kept once."""
-        shared: dict[NameTable, NameTable] = {}
+        shared = Interned()
         one, two = Tables(shared), Tables(shared)
         one.define(0, NameTable(("a", "b")))
         two.define(5, NameTable(("a", "b")))

@@ -1,0 +1,161 @@
+"""Where the collector listens, and what it tells the agents.
+
+Said explicitly (`rankd.endpoint`), that is where it listens, or an error says why it cannot. Otherwise it is loopback,
+or, where the agent that starts it knows of other nodes, the address by which these know this one.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket as sockets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zmq
+
+from .config import RankdConfig
+from .protocol.endpoints import PORTS, addresses_of, is_address, is_loopback, join_endpoint, split_endpoint, stays_here
+from .protocol.errors import RankdError
+
+__all__ = ["Spot", "bind", "spots"]
+
+log = logging.getLogger("rankd.collector")
+
+_ANY = "*"
+# An address for documentation: nothing is sent there, the routing table is asked which way it would go.
+_ELSEWHERE = "192.0.2.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One place to listen at.
+
+    Attributes:
+        listen: what the socket is bound to.
+        host, port: what the agents are told; port `*`: the one that was bound.
+        exposed: other machines can reach it.
+        remark: a warning, where this spot is not what one would expect.
+    """
+
+    listen: str
+    host: str
+    port: str
+    exposed: bool
+    remark: str = ""
+
+
+def spots(config: RankdConfig, near: str | None = None) -> list[Spot]:
+    """Where to listen, best first. Either all of them are exposed, or none is.
+
+    Args:
+        near: the name or address by which the other nodes know this one, or one close to it; None: there are none, or
+            nobody knows.
+
+    Raises:
+        RankdError: no address is known for what is configured.
+    """
+    if config.listen is not None:
+        return [_told(config.listen, config.endpoint)]
+    if config.endpoint is not None:
+        return _explicit(config.endpoint)
+    if near is not None and not stays_here(near):
+        return _automatic(near)
+    return [Spot("tcp://127.0.0.1:*", "127.0.0.1", "*", exposed=False)]
+
+
+def bind(socket: zmq.Socket[bytes], candidates: Sequence[Spot]) -> str:
+    """Bind to the first spot that is free and ours; what the agents connect to.
+
+    Raises:
+        RankdError: there is none; says why not, and which settings matter.
+    """
+    for spot in candidates:
+        try:
+            socket.bind(spot.listen)
+        except zmq.ZMQError as e:
+            if spot is candidates[-1] or e.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV):
+                raise RankdError(
+                    f"cannot listen on {spot.listen}: {_why(e)}; check rankd.endpoint and rankd.listen"
+                ) from e
+        else:
+            if spot.remark:
+                log.warning("%s", spot.remark)
+            bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+            return join_endpoint(spot.host, bound if spot.port == "*" else spot.port)
+    raise RankdError("there is nowhere to listen")
+
+
+def _told(listen: str, endpoint: str | None) -> Spot:
+    host, port = _parts(listen)
+    shown, shown_port = _parts(endpoint) if endpoint is not None else (host, port)
+    if shown == _ANY:
+        shown = _own_address(_ELSEWHERE)
+    return Spot(listen, shown, shown_port, exposed=host == _ANY or not is_loopback(host))
+
+
+def _explicit(endpoint: str) -> list[Spot]:
+    host, port = _parts(endpoint)
+    if stays_here(host):
+        address = host if is_address(host) else "127.0.0.1"
+        return [Spot(join_endpoint(address, port), host, port, exposed=False)]
+    addresses = _addresses(host)
+    if not addresses:
+        raise RankdError(f"cannot listen on {endpoint}: no address is known for {host}; check rankd.endpoint")
+    if addresses == [host]:
+        return [Spot(endpoint, host, port, exposed=True)]
+    reachable = [address for address in addresses if not is_loopback(address)]
+    if reachable:
+        return [Spot(join_endpoint(address, port), host, port, exposed=True) for address in reachable]
+    remark = (
+        f"rankd.endpoint: {host} is {addresses[0]} on this machine (/etc/hosts?), where no other node comes through; "
+        "listening on all its addresses, for those who have the run's key"
+    )
+    return [Spot(join_endpoint(_ANY, port), host, port, True, remark)]
+
+
+def _automatic(near: str) -> list[Spot]:
+    """At the address that others know, at the first free port of ours; elsewhere only those come who read of it."""
+    addresses = _addresses(near)
+    reachable = [address for address in addresses if not is_loopback(address)]
+    ports = [*map(str, PORTS), "*"]
+    found = [Spot(join_endpoint(address, port), address, "*", True) for address in reachable for port in ports]
+    # Another node's address, or a name that means loopback here.
+    own = _own_address(reachable[0] if reachable else _ELSEWHERE)
+    remark = (
+        f"{near} is no address of this machine that other nodes reach; listening on all its addresses, and telling "
+        f"{own}: agents that do not see the output directory need RANKD_ENDPOINT"
+    )
+    return [*found, *(Spot(join_endpoint(_ANY, port), own, "*", True, remark) for port in ports)]
+
+
+def _parts(endpoint: str) -> tuple[str, str]:
+    parts = split_endpoint(endpoint)
+    if parts is None:
+        raise RankdError(f"{endpoint} is no endpoint")
+    return parts
+
+
+def _addresses(host: str) -> list[str]:
+    """The address itself, or those of a name."""
+    return [host] if is_address(host) else addresses_of(host)
+
+
+def _own_address(target: str) -> str:
+    """The address of this machine that faces `target`; its name where it faces nobody."""
+    family = sockets.AF_INET6 if ":" in target else sockets.AF_INET
+    with sockets.socket(family, sockets.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target, 9))
+        except OSError:
+            return sockets.gethostname()
+        return str(probe.getsockname()[0])
+
+
+def _why(error: zmq.ZMQError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "the port is taken, perhaps by another job's collector"
+        case errno.EADDRNOTAVAIL | errno.ENODEV:
+            return "this machine has no such address; the collector runs where rank 0 is"
+    return error.strerror or str(error)

@@ -1,0 +1,101 @@
+"""Where the collector listens: real sockets, on loopback; other addresses by what is planned."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from rankd.collector.binding import Spot, bind, spots
+from rankd.collector.config import RankdConfig
+from rankd.collector.protocol.endpoints import PORTS
+from rankd.collector.protocol.errors import RankdError
+
+
+@pytest.fixture
+def router() -> Iterator[zmq.Socket[bytes]]:
+    """A socket that is not bound."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as it:
+        it.setsockopt(zmq.IPV6, 1)
+        yield it
+
+
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/etc/hosts of Debian: this machine's own name is 127.0.1.1; and one with two addresses."""
+    known = {"node0": ["127.0.1.1"], "two": ["127.0.1.1", "10.9.9.9", "fd00::9"], "none": []}
+    monkeypatch.setattr("rankd.collector.binding.addresses_of", lambda name: known[name])
+
+
+def test_nothing_configured_is_loopback_without_a_key(router: zmq.Socket[bytes]) -> None:
+    """A single node needs nothing."""
+    for near in (None, "localhost", "127.0.0.1", "::1"):
+        (spot,) = spots(RankdConfig(), near)
+        assert not spot.exposed
+    assert bind(router, spots(RankdConfig())).startswith("tcp://127.0.0.1:")
+
+
+def test_other_nodes_get_the_address_that_they_know(router: zmq.Socket[bytes]) -> None:
+    """MindSpore's scheduler host: our first free port there; last of all, any address of ours."""
+    found = spots(RankdConfig(), "10.1.2.3")
+    assert [s.listen for s in found[: len(PORTS)]] == [f"tcp://10.1.2.3:{port}" for port in PORTS]
+    assert all(s.exposed for s in found)
+    assert found[-1].listen == "tcp://*:*"
+    assert "RANKD_ENDPOINT" in found[-1].remark
+
+
+def test_a_port_that_another_job_has_is_passed_over(router: zmq.Socket[bytes]) -> None:
+    """COMPLAINTS 12: the automatic case takes the next one."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        candidates = [Spot(f"tcp://127.0.0.1:{p}", "127.0.0.1", "*", exposed=False) for p in (port, "*")]
+        assert bind(router, candidates) not in ("", f"tcp://127.0.0.1:{port}")
+
+
+def test_an_explicit_port_that_is_taken_is_an_error(router: zmq.Socket[bytes]) -> None:
+    """COMPLAINTS 12: it names the endpoint, the reason and the setting."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(RankdError, match=r"another job's collector; check rankd\.endpoint") as error:
+            bind(router, spots(RankdConfig(endpoint=endpoint)))
+    assert endpoint in str(error.value)
+
+
+def test_an_address_of_another_machine_is_an_error(router: zmq.Socket[bytes]) -> None:
+    """It says that the collector runs where rank 0 is."""
+    with pytest.raises(RankdError, match="no such address; the collector runs where rank 0 is"):
+        bind(router, spots(RankdConfig(endpoint="tcp://192.0.2.7:7800")))
+
+
+@pytest.mark.usefixtures("mapped")
+def test_a_name_that_means_loopback_here_is_listened_for_on_all_addresses() -> None:
+    """COMPLAINTS 11: 127.0.1.1 in /etc/hosts; others know the name by its real address. With a warning, and the key."""
+    (spot,) = spots(RankdConfig(endpoint="tcp://node0:7801"))
+    assert (spot.listen, spot.host, spot.exposed) == ("tcp://*:7801", "node0", True)
+    assert "node0 is 127.0.1.1 on this machine" in spot.remark
+    assert all(s.listen.startswith("tcp://*:") and s.exposed for s in spots(RankdConfig(), "node0"))
+
+
+@pytest.mark.usefixtures("mapped")
+def test_of_a_names_addresses_those_that_others_reach_count() -> None:
+    """Loopback is left aside where there is another; no address at all is an error."""
+    found = spots(RankdConfig(endpoint="tcp://two:7801"))
+    assert [s.listen for s in found] == ["tcp://10.9.9.9:7801", "tcp://[fd00::9]:7801"]
+    with pytest.raises(RankdError, match="no address is known for none"):
+        spots(RankdConfig(endpoint="tcp://none:1"))
+
+
+def test_ipv6_loopback(router: zmq.Socket[bytes]) -> None:
+    """COMPLAINTS 10: `[::1]` works, and stays in brackets."""
+    (spot,) = spots(RankdConfig(endpoint="tcp://[::1]:*"))
+    assert not spot.exposed
+    assert bind(router, [spot]).startswith("tcp://[::1]:")
+
+
+def test_listening_elsewhere_than_the_agents_connect(router: zmq.Socket[bytes]) -> None:
+    """A container: all addresses inside, another one outside."""
+    (spot,) = spots(RankdConfig(listen="tcp://*:*", endpoint="tcp://outside.example:7801"))
+    assert spot.exposed
+    assert bind(router, [spot]) == "tcp://outside.example:7801"
