@@ -17,6 +17,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "collect": (".collect", "run the collector of an output directory"),
+    "tail": (".tail", "show the merged log: its history, and as it grows"),
     "simulate": ("..agent.simulate", "try network and disk before a job: real agents, made-up metrics, no MindSpore"),
 }
 

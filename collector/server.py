@@ -83,7 +83,7 @@ class Collector:
             durability=config.journal.durability,
             keep=config.journal.keep,
         )
-        self._sink: Sink = SpecLogSink(self._place.output)
+        self._sink: Sink = SpecLogSink(self._place.output, index=True)
         self._run = Run(self._journal.fetch)
         self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold)
         self._peers: dict[bytes, Session] = {}

@@ -7,10 +7,21 @@ from collections.abc import Callable, Mapping
 
 from .errors import LimitError, RecordError
 
-__all__ = ["MAX_ENTRIES", "MAX_STEP", "check_bytes", "check_int", "check_map", "check_number", "check_text", "shown"]
+__all__ = [
+    "MAX_ENTRIES",
+    "MAX_RANKS",
+    "MAX_STEP",
+    "check_bytes",
+    "check_int",
+    "check_map",
+    "check_number",
+    "check_text",
+    "shown",
+]
 
 # Steps and micro-steps fit a signed 64-bit column of any reader (Parquet, TensorBoard, SQL).
 MAX_STEP = 2**63 - 1
+MAX_RANKS = 65_536
 # Of a map that rides on a message: versions, causes, host figures.
 MAX_ENTRIES = 64
 _MAX_KEY_BYTES = 128
