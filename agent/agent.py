@@ -14,8 +14,7 @@ import atexit
 import functools
 import logging
 import os
-import secrets
-import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,20 +23,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, cast
 
-from ..collector.protocol.errors import ConfigError, IdentityError, RecordError
+from ..collector.protocol.errors import IdentityError, RecordError
 from ..collector.protocol.records import Frame, Level, NameTable, metric_of
-from ..collector.protocol.wire import Block, Hello, Note, Table, encode_item
+from ..collector.protocol.wire import Block, Note, Table, encode_item
 from ..profiler_ctl.plan import Window
 from ..profiler_ctl.session import ProfilerOptions, ProfilerSession
+from .about import facts
 from .config import AgentConfig
 from .discovery import EndpointFinder
-from .identity import Identity, framework_identity, resolve
+from .identity import Identity, framework_identity, introduction, is_helper, resolve
 from .launch import start_collector
 from .link import LinkState
-from .losses import PendingScalar, read_scalar, scalar
-from .norms import NormKind, NormMonitor, PendingNorms, trainable_names
-from .outbox import MemoryStore, Outbox, Store
+from .losses import read_scalar
+from .monitor import Measured, MicroBatch, Pending, StepEnd
+from .monitors import build_monitors
+from .outbox import Outbox
+from .recover import Leftovers
 from .sender import Sender
+from .spools import ABOUT_SPOOL, open_store, tidy, what_is_left
 
 __all__ = ["Agent", "Step"]
 
@@ -45,6 +48,8 @@ log = logging.getLogger("rankd.agent")
 
 # The reason of a goodbye at the planned end; the collector takes any other for a failure.
 _DONE = "done"
+# What a delivery of others' leftovers may take to notice that this process ends.
+_LEFTOVERS_END = 0.5
 
 _P = ParamSpec("_P")
 
@@ -64,25 +69,14 @@ def _never_raises(
     return cast("Callable[Concatenate[Agent, _P], None]", guarded)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Deferred:
-    """A micro-step whose values still lie on the device."""
+    """A micro-step whose values may still lie on the device."""
 
     step: int
     micro_step: int
-    loss: PendingScalar | None
-    norms: PendingNorms | None
+    pending: Pending
     more: Sequence[Frame]
-
-    @property
-    def ready(self) -> bool:
-        return (self.loss is None or self.loss.ready) and (self.norms is None or self.norms.ready)
-
-    def frames(self) -> list[Frame]:
-        """Fetch the values, waiting if need be."""
-        frames = [] if self.loss is None else [Frame.scalar("local_loss", self.loss.fetch())]
-        norms = None if self.norms is None else self.norms.fetch()
-        return [*frames, *([] if norms is None else [norms]), *self.more]
 
 
 class Agent:
@@ -93,15 +87,23 @@ class Agent:
 
     Args:
         config: what the training YAML says; see `from_yaml`.
-        model: the model whose `trainable_params()` name the gradients; needed where norms are recorded.
+        model: the model (or the list of its chunks) whose `trainable_params()` name the gradients; needed for norms,
+            expert loads and attention logits.
         total_steps: the length of the training, for the logs; None: not known.
+        micro_steps: micro-batches a step, for the `iter` of expert loads when training resumes; None: learnt.
         rank, world_size: who this process is, where the environment cannot tell.
+        about: a few facts for the run's description (`run.json`); `dp`, `tp`, `pp`, `cp` and `ep` are this rank's place
+            in the parallel layout.
 
     Raises:
-        ConfigError: norms are asked for and no model is given. Nothing has been started.
+        ConfigError: something is asked for that needs the model, and none is given. Nothing has been started.
 
-    A process that must not record (msrun's scheduler; a rank that is not certain; the child of a fork) gets an agent
-    whose methods do nothing.
+    A process that must not record gets an agent whose methods do nothing: msrun's scheduler; a rank that is not
+    certain; the child of a fork; a child that `multiprocessing` has started (a data-loading worker imports the training
+    script again, and inherits its environment), unless it is given its `rank` here after that import.
+
+    What the collector has not yet stored lies in a file that outlives this process, however that ends (`os._exit`,
+    SIGKILL): the next start on this node delivers it, the collector of this node, or `rankd recover`.
     """
 
     def __init__(
@@ -110,15 +112,16 @@ class Agent:
         model: object = None,
         *,
         total_steps: int | None = None,
+        micro_steps: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        about: Mapping[str, object] | None = None,
     ) -> None:
         self._config = config
         self._errors: Counter[str] = Counter()
         self._step = 0
         self._micro_step = 0
         self._inside_step = False
-        self._step_started = 0.0
         self._deferred: _Deferred | None = None
         self._early: list[Frame] = []
         self._tables: dict[NameTable, int] = {}
@@ -127,11 +130,15 @@ class Agent:
         self._closed = False
         self._pid = os.getpid()
         self.identity = self._identify(rank, world_size)
-        self._norms = self._build_norms(model)
+        # Also where nothing will be recorded, so that a wrong set-up fails on every rank alike.
+        who = self.identity.rank if self.identity is not None else 0
+        self._monitors = build_monitors(config, model, who, total_steps, micro_steps, self._trouble)
         self._outbox: Outbox | None = None
         self._sender: Sender | None = None
+        self._leftovers: Leftovers | None = None
+        self._spool: str | None = None
         if self.identity is not None:
-            self._start(self.identity, total_steps)
+            self._start(self.identity, total_steps, about)
 
     @classmethod
     def from_yaml(cls, path: str | Path, model: object = None, **options: Any) -> Agent:
@@ -168,16 +175,9 @@ class Agent:
             return
         self._flush()
         self._micro_step += 1
-        train_state = self._config.monitor.train_state
-        deferred = _Deferred(
-            self._step,
-            self._micro_step,
-            scalar(loss, "loss") if train_state.local_loss and loss is not None else None,
-            self._norms.micro_step(grads) if self._norms is not None and grads is not None else None,
-            frames,
-        )
-        self._deferred = deferred
-        if deferred.ready:
+        pending = self._monitors.micro_step(MicroBatch(self._step, self._micro_step, loss, grads))
+        self._deferred = _Deferred(self._step, self._micro_step, pending, frames)
+        if pending.ready:
             self._flush()
 
     @_never_raises
@@ -202,15 +202,9 @@ class Agent:
         if not self._active or not self._inside_step:
             return
         self._flush()
-        frames = []
-        if self._config.monitor.train_state.device_loss and loss is not None:
-            frames.append(Frame.scalar("device_loss", read_scalar(loss, "loss")))
-        device_norm = None if self._norms is None else self._norms.end_step()
-        frames += [] if device_norm is None else [device_norm]
         given = {"loss": loss, "global_loss": global_loss, "lr": lr, "grad_norm": grad_norm, "throughput": throughput}
-        frames += [Frame.scalar(name, read_scalar(v, name)) for name, v in given.items() if v is not None]
-        elapsed = (time.monotonic() - self._step_started) * 1_000
-        self._put_block(self._step, None, [*frames, Frame.scalar("step_time_ms", elapsed)])
+        end = StepEnd({name: value for name, value in given.items() if value is not None})
+        self._put_measured(self._step, None, self._monitors.end_step(end))
 
     @_never_raises
     def log(self, name: str, value: object, level: str = "step") -> None:
@@ -252,16 +246,17 @@ class Agent:
         self._closed = True
         assert self._outbox is not None
         assert self._sender is not None
+        assert self._leftovers is not None
+        self._leftovers.stop()
         self._outbox.finish(reason, time.time())
         left = self._sender.close(self._config.rankd.exit_timeout)
         self._outbox.close()
+        tidy(self._spool)
+        self._leftovers.join(_LEFTOVERS_END)
         if left:
-            log.warning(
-                "%d items of rank %s were not acknowledged by the collector within %g s",
-                left,
-                self.identity and self.identity.rank,
-                self._config.rankd.exit_timeout,
-            )
+            rank, timeout = self.identity and self.identity.rank, self._config.rankd.exit_timeout
+            said = "%d items of rank %s were not acknowledged by the collector within %g s; %s"
+            log.warning(said, left, rank, timeout, what_is_left(self._spool))
 
     def __enter__(self) -> Agent:
         return self
@@ -279,7 +274,7 @@ class Agent:
         if not isinstance(step, int) or isinstance(step, bool) or step < 1:
             raise RecordError(f"a step is an integer from 1 on, got {step!r}; nothing is recorded for it")
         self._step, self._micro_step, self._inside_step = step, 0, True
-        self._step_started = time.monotonic()
+        self._monitors.begin_step(step)
         if self._profile is not None:
             self._profile.step_begin(step)
             self._tell_profile()
@@ -293,29 +288,24 @@ class Agent:
             return
         self._flush()
         if error is not None:
+            self._put_measured(self._step, None, self._monitors.reset())
             self._note_exception(error)
             self._inside_step = False
-            if self._norms is not None:
-                self._norms.reset()
             return
-        if self._norms is not None:
-            # Where end_step was not called, the accumulated norms are still recorded.
-            device_norm = self._norms.end_step()
-            if device_norm is not None:
-                self._put_block(self._step, None, [device_norm], complete=False)
+        # Where end_step was not called, what does not depend on it is still recorded.
+        self._put_measured(self._step, None, self._monitors.end_step(StepEnd(called=False)))
         self._inside_step = False
-        self._put_block(self._step, None, [], complete=True)
         if self._profile is not None:
+            # Before the step is completed: what there is to tell is then a line of this step, and not a late one.
             self._profile.step_end(self._step)
             self._tell_profile()
+        self._put_block(self._step, None, [], complete=True)
 
     def _flush(self) -> None:
         """Put the micro-step whose values were deferred."""
         deferred, self._deferred = self._deferred, None
         if deferred is not None:
-            frames = deferred.frames()
-            if frames:
-                self._put_block(deferred.step, deferred.micro_step, frames)
+            self._put_measured(deferred.step, deferred.micro_step, deferred.pending.fetch(), deferred.more)
 
     @_never_raises
     def _note_exception(self, error: BaseException | None) -> None:
@@ -324,12 +314,25 @@ class Agent:
             return
         self._flush()
         text = f"{type(error).__name__}: {error}"[:1_000]
-        micro_step = self._micro_step + 1 if self._inside_step else None
-        self._put([encode_item(Note(0, self._step or None, micro_step, "exception", text, time.time()))])
+        self._put_note(self._micro_step + 1 if self._inside_step else None, "exception", text)
         # Seen again on its way out of the agent's own context. An exception with slots is noted twice.
         error._rankd_noted = True  # type: ignore[attr-defined]
 
     # -- putting ------------------------------------------------------------------------------------------------------
+
+    def _put_measured(self, step: int, micro_step: int | None, measured: Measured, more: Sequence[Frame] = ()) -> None:
+        for earlier, kept in measured.earlier:
+            if kept:
+                self._put_block(step, earlier, list(kept), complete=False, addendum=True)
+        # Before the block, which completes the position.
+        for remark in measured.remarks:
+            self._put_note(micro_step, remark.kind, remark.text)
+        frames = [*measured.frames, *more]
+        if frames:
+            self._put_block(step, micro_step, frames)
+
+    def _put_note(self, micro_step: int | None, kind: str, text: str) -> None:
+        self._put([encode_item(Note(0, self._step or None, micro_step, kind, text, time.time()))])
 
     def _put_block(
         self,
@@ -364,31 +367,13 @@ class Agent:
 
     def _identify(self, rank: int | None, world_size: int | None) -> Identity | None:
         try:
-            return resolve(os.environ, rank=rank, world_size=world_size, framework=framework_identity)
+            who = resolve(os.environ, rank=rank, world_size=world_size, framework=framework_identity)
         except IdentityError as e:
             log.error("this process records and profiles nothing, because a wrong rank would be worse: %s", e)
             return None
+        return None if who is None or is_helper(who, rank) else who
 
-    def _build_norms(self, model: object) -> NormMonitor | None:
-        """The norms' monitor; also where nothing will be recorded, so that a wrong set-up fails on every rank alike."""
-        train_state = self._config.monitor.train_state
-        if not train_state.local_norm and not train_state.device_norm:
-            return None
-        if model is None:
-            raise ConfigError("monitor.train_state asks for norms, which need the model: pass model= to the agent")
-        names = trainable_names(model)
-        for key in ("local_norm", "device_norm"):
-            chosen = getattr(train_state, key)
-            if chosen and not any(map(chosen.matches, names)):
-                log.warning("monitor.train_state.%s matches none of the %d trainable parameters", key, len(names))
-        return NormMonitor(
-            names,
-            train_state.local_norm.matches if train_state.local_norm else None,
-            train_state.device_norm.matches if train_state.device_norm else None,
-            cast("NormKind", self._config.rankd.local_norm_kind),
-        )
-
-    def _start(self, who: Identity, total_steps: int | None) -> None:
+    def _start(self, who: Identity, total_steps: int | None, about: Mapping[str, object] | None) -> None:
         rankd = self._config.rankd
         finder = EndpointFinder(rankd.endpoint, os.environ, Path(rankd.output))
         if who.rank == 0:
@@ -396,28 +381,18 @@ class Agent:
                 log.warning("%s", notice)
             if rankd.start_collector and "RANKD_ENDPOINT" not in os.environ:
                 start_collector(rankd)
-        hello = Hello(
-            secrets.token_bytes(16),
-            "",
-            who.rank,
-            who.world_size,
-            1,
-            socket.gethostname(),
-            os.getpid(),
-            time.time(),
-            total_steps,
-            {"local_norm_kind": rankd.local_norm_kind, "identity": who.source},
-        )
-        self._outbox = Outbox(self._store(hello))
-        self._sender = Sender(
-            self._outbox, hello, finder, where=finder.where, position=lambda: (self._step, self._micro_step)
-        )
+        hello = introduction(who, total_steps, facts(self._config, who, about))
+        self._leftovers = Leftovers(rankd.spool.place(rankd.output), who.rank, finder)
+        store, hello = open_store(rankd, hello)
+        self._spool = hello.about.get(ABOUT_SPOOL)
+        self._outbox = Outbox(store)
+        find = self._leftovers.find_endpoint
+        where = lambda: (self._step, self._micro_step)  # noqa: E731
+        self._sender = Sender(self._outbox, hello, find, where=finder.where, position=where)
         self._sender.start()
+        self._leftovers.start()
         self._plan_profile(who)
         atexit.register(self._close_at_exit)
-
-    def _store(self, hello: Hello) -> Store:
-        return MemoryStore(self._config.rankd.spool.size)
 
     def _plan_profile(self, who: Identity) -> None:
         config = self._config.profiler
@@ -442,13 +417,16 @@ class Agent:
         steps = f"steps {report.steps[0]}..{report.steps[-1]}" if report.steps else "no steps"
         where = f", {report.bytes} bytes in {report.path}" if report.path else ""
         why = f" ({report.reason})" if report.reason else ""
-        text = f"{report.state.value}: {steps}{where}{why}"
-        self._put([encode_item(Note(0, self._step or None, None, "profile", text, time.time()))])
+        self._put_note(None, "profile", f"{report.state.value}: {steps}{where}{why}")
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _close_at_exit(self) -> None:
-        self.close("the process exited before the agent was closed")
+        # A loop that is not inside the agent's context (a framework's trainer) ends by an exception that Python has
+        # printed by now, and keeps here.
+        error = getattr(sys, "last_value", None)
+        self._note_exception(error)
+        self.close("the process exited before the agent was closed" if error is None else _reason(error))
 
     def _trouble(self, where: str, error: Exception) -> None:
         kind = f"{where}: {type(error).__name__}"

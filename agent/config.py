@@ -7,12 +7,13 @@ A key that asks for something this version does not do is never passed over in s
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from ..collector.config import RankdConfig
+from ..collector.config import RankdConfig, output_of
 from ..collector.settings import (
     Kind,
     Misfit,
@@ -32,10 +33,18 @@ from ..collector.settings import (
     subsection,
 )
 from ..profiler_ctl.config import ProfilerConfig
+from .sampling import Rates
 
-__all__ = ["AgentConfig", "Filter", "MoeMonitorConfig", "MonitorConfig", "OlderMonitorConfig", "TrainStateConfig"]
+__all__ = [
+    "AgentConfig",
+    "Filter",
+    "MaxLogitsConfig",
+    "MoeMonitorConfig",
+    "MonitorConfig",
+    "OlderMonitorConfig",
+    "TrainStateConfig",
+]
 
-_NOT_YET = "this version of rankd does not act on it"
 _NOT_OURS = "not used by rankd"
 
 
@@ -168,26 +177,27 @@ class MonitorConfig(Settings):
     moe_monitor: MoeMonitorConfig = setting(subsection(MoeMonitorConfig), MoeMonitorConfig())
 
 
-# --- read to be checked, not acted on yet -----------------------------------------------------------------------------
+# --- monitor_config, callbacks ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class OlderMonitorConfig(Settings):
-    """`monitor_config:`, the older, framework-wide form; checked, and not acted on by this version.
+    """`monitor_config:`, the older, framework-wide form.
 
     Attributes:
-        monitor_on: the master switch.
-        dump_path: where the framework writes; may hold `{rank}`.
+        monitor_on: the master switch of this section.
+        dump_path: another name of `rankd.output`; may hold `{rank}`, see `collector.config.output_of`.
         interval: write a step's records every N steps.
         step_interval: compute, and feed the health checks, every N steps.
-        print_interval: write to the console every N steps.
-        local_loss: the loss of each rank.
-        global_loss: the loss over all ranks.
-        grad_norm: the norm of the whole gradient.
-        nan_check: look for nan and inf.
-        exception_dump: keep what led to an anomaly.
-        skip_nan_step: leave a step with a nan out.
-        warmup_steps: steps without health checks at the start.
+        print_interval: print a line on each rank's standard output every N steps; None: never.
+        local_loss: each micro-batch's loss on each rank.
+        global_loss: the loss over all ranks, in the step summary; the step's `loss` where no `global_loss` is given.
+        grad_norm: the norm of the whole gradient, in the step summary; made of all parameters' norms on this rank
+            where none is given.
+        nan_check: look for nan and inf in what is computed.
+        exception_dump: write a step that was to be left out when the check finds something, or the training raises.
+        skip_nan_step: not ours to do; a notice says so.
+        warmup_steps: steps without health checks at the start of the training.
     """
 
     dotted: ClassVar[str] = "monitor_config"
@@ -217,7 +227,7 @@ class OlderMonitorConfig(Settings):
     dump_path: Path | None = setting(optional(file_path()), None)
     interval: int = setting(integer(1), 1)
     step_interval: int = setting(integer(1), 1)
-    print_interval: int = setting(integer(1), 1)
+    print_interval: int | None = setting(optional(integer(1)), None)
     local_loss: bool = setting(flag(), False)
     global_loss: bool = setting(flag(), False)
     grad_norm: bool = setting(flag(), False)
@@ -226,8 +236,15 @@ class OlderMonitorConfig(Settings):
     skip_nan_step: bool = setting(flag(), False)
     warmup_steps: int = setting(integer(0), 0)
 
+    @property
+    def rates(self) -> Rates:
+        """The three intervals."""
+        return Rates(self.step_interval, self.interval, self.print_interval)
+
 
 _MAX_LOGITS = "MaxLogitsMonitor"
+# agent/adapters/mindformers.py
+_OUR_CALLBACK = "RankdCallback"
 
 
 def _callback_type(value: object) -> str:
@@ -238,27 +255,35 @@ def _callback_type(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MaxLogitsConfig(Settings):
-    """The entry `type: MaxLogitsMonitor` of `callbacks:`; checked, and not acted on by this version.
+    """The entry `type: MaxLogitsMonitor` of `callbacks:`.
 
     Attributes:
         type: the callback's name.
-        step_interval: steps between two records.
+        step_interval: steps between two records; the maxima are reset after every step.
+        enable_logging: MindFormers 2.1's argument: false: reset, and record nothing.
     """
 
     foreign: ClassVar[frozenset[str]] = frozenset({"auto_register"})
 
     type: str = setting(Kind("text", _callback_type), _MAX_LOGITS)
     step_interval: int = setting(integer(1), 1)
+    enable_logging: bool = setting(flag(), True)
 
 
-def _check_callbacks(value: object) -> tuple[str, ...]:
-    """The types of the callbacks, in order; each entry of ours is checked."""
+def _read_callbacks(value: object) -> tuple[str | MaxLogitsConfig, ...]:
+    """The callbacks, in order: ours read, of the others the types."""
     if value is None:
         return ()
-    return list_of(Kind("a callback's `type:` and arguments", _check_callback)).read(value)
+    read = list_of(Kind("a callback's `type:` and arguments", _read_callback)).read(value)
+    ours = [index for index, entry in enumerate(read) if isinstance(entry, MaxLogitsConfig)]
+    if len(ours) > 1:
+        first, second = ours[:2]
+        text = f"a second {_MAX_LOGITS}, after callbacks[{first}], which has reset the maxima by then; remove one"
+        raise error_of([Misfit(f"[{second}]", text)])
+    return read
 
 
-def _check_callback(entry: object) -> str:
+def _read_callback(entry: object) -> str | MaxLogitsConfig:
     if not isinstance(entry, Mapping):
         raise misfit(entry, "a callback's `type:` and its arguments", wrong_type=True)
     if "type" not in entry:
@@ -267,9 +292,13 @@ def _check_callback(entry: object) -> str:
     name = attempt(misfits, "type", _callback_type, entry["type"])
     if name is None:
         raise error_of(misfits)
-    if name == _MAX_LOGITS:
-        MaxLogitsConfig.from_mapping(entry, "")
-    return name
+    return MaxLogitsConfig.from_mapping(entry, "") if name == _MAX_LOGITS else name
+
+
+def _needs_qk_clip(mapping: Mapping[str, object]) -> bool:
+    """Whether the optimizer clips by the largest attention logits, which then must be reset after each step."""
+    optimizer = _keys(mapping, "optimizer")
+    return optimizer.get("type") == "Muon" and optimizer.get("qk_clip_enabled") is True
 
 
 # --- everything -------------------------------------------------------------------------------------------------------
@@ -283,14 +312,30 @@ class AgentConfig:
         monitor: what is measured.
         profiler: who profiles, and when.
         rankd: where it goes.
-        notices: keys that are written and that this version of rankd does not act on, a line each with the dotted path.
-            Print them; "written but silently ignored" must not happen.
+        notices: keys that are written and that rankd does not act on, or not as one might think, a line each with the
+            dotted path. Print them; "written but silently ignored" must not happen.
+        monitor_config: the older form; all defaults where its `monitor_on` is not true.
+        max_logits: the callback of that name; None: there is none.
+        qk_clip: the optimizer is Muon with `qk_clip_enabled`.
     """
 
     monitor: MonitorConfig = MonitorConfig()
     profiler: ProfilerConfig = ProfilerConfig()
     rankd: RankdConfig = RankdConfig()
     notices: tuple[str, ...] = ()
+    monitor_config: OlderMonitorConfig = OlderMonitorConfig()
+    max_logits: MaxLogitsConfig | None = None
+    qk_clip: bool = False
+
+    @property
+    def local_loss(self) -> bool:
+        """Whether either form asks for it."""
+        return self.monitor.train_state.local_loss or self.monitor_config.local_loss
+
+    @property
+    def track_max_attention_logit(self) -> bool:
+        """Whether the model must keep the maxima of its attention logits; see `max_logits.track`."""
+        return self.qk_clip or (self.max_logits is not None and self.max_logits.enable_logging)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> AgentConfig:
@@ -317,9 +362,9 @@ class AgentConfig:
         profiler = _read(misfits, ProfilerConfig, mapping)
         rankd = _read(misfits, RankdConfig, mapping)
         older = _read(misfits, OlderMonitorConfig, mapping)
-        callbacks = attempt(misfits, "callbacks", _check_callbacks, mapping.get("callbacks"))
-        if monitor is not None and older is not None and older.monitor_on:
-            misfits.extend(_contradictions(mapping, monitor, older))
+        callbacks = attempt(misfits, "callbacks", _read_callbacks, mapping.get("callbacks"))
+        if monitor is not None and rankd is not None and older is not None and older.monitor_on:
+            misfits.extend(_contradictions(mapping, monitor, rankd, older))
         if misfits:
             raise error_of(misfits)
         assert monitor is not None
@@ -330,10 +375,15 @@ class AgentConfig:
         notices = (
             *_monitor_notices(mapping, monitor),
             *_older_notices(mapping, older),
-            *_max_logits_notices(mapping, callbacks),
+            *_callback_notices(callbacks),
             *_section_notices(mapping),
         )
-        return cls(monitor, profiler, rankd, notices)
+        if not older.monitor_on:
+            older = OlderMonitorConfig()
+        if older.dump_path is not None:
+            rankd = dataclasses.replace(rankd, output=output_of(older.dump_path))
+        max_logits = next((entry for entry in callbacks if isinstance(entry, MaxLogitsConfig)), None)
+        return cls(monitor, profiler, rankd, notices, older, max_logits, _needs_qk_clip(mapping))
 
 
 _Section = TypeVar("_Section", bound=Settings)
@@ -352,18 +402,21 @@ def _keys(mapping: Mapping[str, object], *path: str) -> Mapping[str, object]:
 
 
 def _contradictions(
-    mapping: Mapping[str, object], monitor: MonitorConfig, older: OlderMonitorConfig
+    mapping: Mapping[str, object], monitor: MonitorConfig, rankd: RankdConfig, older: OlderMonitorConfig
 ) -> Iterator[Misfit]:
     """Both forms may stand in one file, but not set one thing to different values."""
-    written = "local_loss" in _keys(mapping, "monitor", "train_state") and "local_loss" in _keys(
-        mapping, "monitor_config"
-    )
-    if written and monitor.train_state.local_loss != older.local_loss:
-        yield Misfit(
-            "monitor.train_state.local_loss",
-            f"found {monitor.train_state.local_loss}, but monitor_config.local_loss is {older.local_loss}; "
-            "remove one of them, or set both alike",
-        )
+    for where, new, there, old in (
+        ("monitor.train_state.local_loss", monitor.train_state.local_loss, "local_loss", older.local_loss),
+        ("rankd.output", rankd.output, "dump_path", older.dump_path and output_of(older.dump_path)),
+    ):
+        *section, key = where.split(".")
+        written = key in _keys(mapping, *section) and there in _keys(mapping, older.dotted)
+        if written and old is not None and new != old:
+            yield Misfit(
+                where,
+                f"found {new}, but {older.dotted}.{there} is {getattr(older, there)}; "
+                "remove one of them, or set both alike",
+            )
 
 
 def _monitor_notices(mapping: Mapping[str, object], monitor: MonitorConfig) -> Iterator[str]:
@@ -371,11 +424,8 @@ def _monitor_notices(mapping: Mapping[str, object], monitor: MonitorConfig) -> I
         if key in MonitorConfig.foreign:
             yield f"monitor.{key}: {_NOT_OURS}"
     moe = monitor.moe_monitor
-    if moe:
-        yield f"{moe.dotted}.save_tokens_per_expert_interval: {_NOT_YET}"
-    if moe.target_layers is not None:
-        why = _NOT_YET if moe else "it has no effect while save_tokens_per_expert_interval is not set"
-        yield f"{moe.dotted}.target_layers: {why}"
+    if moe.target_layers is not None and not moe:
+        yield f"{moe.dotted}.target_layers: it has no effect while save_tokens_per_expert_interval is not set"
 
 
 def _older_notices(mapping: Mapping[str, object], older: OlderMonitorConfig) -> Iterator[str]:
@@ -386,20 +436,48 @@ def _older_notices(mapping: Mapping[str, object], older: OlderMonitorConfig) -> 
         yield f"{older.dotted}: monitor_on is not true, so the section asks for nothing"
         return
     for key in written:
-        yield f"{older.dotted}.{key}: {_NOT_OURS if key in older.foreign else _NOT_YET}"
+        if key in older.foreign:
+            yield f"{older.dotted}.{key}: {_NOT_OURS}"
+    yield from (f"{older.dotted}.{notice}" for notice in (*_interval_notices(older), *_health_notices(older)))
 
 
-def _max_logits_notices(mapping: Mapping[str, object], callbacks: tuple[str, ...]) -> Iterator[str]:
+def _interval_notices(older: OlderMonitorConfig) -> Iterator[str]:
+    rates = older.rates
+    for key, asked, every in (
+        ("interval", rates.write, rates.written_every),
+        ("print_interval", rates.console, rates.printed_every),
+    ):
+        if asked is not None and every not in (asked, rates.compute):
+            yield (
+                f"{key}: only what is computed comes out, so with step_interval {rates.compute} and {key} {asked} "
+                f"that is every {every} steps"
+            )
+    path = older.dump_path
+    if path is not None and "{rank}" in str(path) and path.name != "rank_{rank}":
+        yield f"dump_path: each rank's folder is called rank_N, so its log is {output_of(path)}/rank_N/monitor.log"
+
+
+def _health_notices(older: OlderMonitorConfig) -> Iterator[str]:
+    if older.skip_nan_step:
+        yield "skip_nan_step: rankd only observes, it leaves no step out; the training loop has to"
+    if older.exception_dump:
+        yield "exception_dump: the step's records are kept; rankd saves no tensors and no checkpoint"
+    if older.warmup_steps and not older.nan_check:
+        yield "warmup_steps: it has no effect while nan_check is not true"
+
+
+def _callback_notices(callbacks: tuple[str | MaxLogitsConfig, ...]) -> Iterator[str]:
+    ours = callbacks.index(_OUR_CALLBACK) if _OUR_CALLBACK in callbacks else 0
     for index, name in enumerate(callbacks):
-        if name == _MAX_LOGITS:
-            yield f"callbacks[{index}] ({name}): {_NOT_YET}"
-        elif nearest(name, (_MAX_LOGITS.lower(),)):
-            yield f"callbacks[{index}] ({name}): {_NOT_OURS}; did you mean `{_MAX_LOGITS}`?"
-        else:
-            yield f"callbacks[{index}] ({name}): {_NOT_OURS}"
-    optimizer = _keys(mapping, "optimizer")
-    if optimizer.get("type") == "Muon" and optimizer.get("qk_clip_enabled") is True:
-        yield f"optimizer.qk_clip_enabled: it turns the tracking of attention logits on; {_NOT_YET}"
+        if isinstance(name, MaxLogitsConfig) and index < ours:
+            yield (
+                f"callbacks[{index}] ({_MAX_LOGITS}): the framework's callback resets the maxima before "
+                f"callbacks[{ours}] ({_OUR_CALLBACK}) reads them; list {_OUR_CALLBACK} first"
+            )
+        if isinstance(name, MaxLogitsConfig) or name == _OUR_CALLBACK:
+            continue
+        hint = f"; did you mean `{_MAX_LOGITS}`?" if nearest(name, (_MAX_LOGITS.lower(),)) else ""
+        yield f"callbacks[{index}] ({name}): {_NOT_OURS}{hint}"
 
 
 # Where the names stand that a person may have misspelt, or written one level too far out.

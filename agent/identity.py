@@ -19,13 +19,22 @@ What the launchers set, as read in their source and seen on MindSpore 2.10:
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+import os
+import secrets
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..collector.protocol.errors import IdentityError
+from ..collector.protocol.wire import Hello
 
-__all__ = ["Identity", "framework_identity", "resolve"]
+__all__ = ["Identity", "framework_identity", "introduction", "is_helper", "resolve"]
+
+log = logging.getLogger("rankd.agent")
 
 _RANK, _SIZE = "RANKD_RANK", "RANKD_WORLD_SIZE"
 _FRAMEWORK = "mindspore"
@@ -116,6 +125,37 @@ def resolve(
     if given_size.number not in (None, told[1]):
         raise _uncertain(env, f"{given_size} and {_FRAMEWORK} says {told[1]}")
     return _identity(env, told[0], told[1], _FRAMEWORK)
+
+
+def introduction(who: Identity, total_steps: int | None, about: Mapping[str, str]) -> Hello:
+    """What this process says first; told from every other process of its rank by 16 random bytes."""
+    session, host, now = secrets.token_bytes(16), socket.gethostname(), time.time()
+    facts = {"identity": who.source, **about}
+    return Hello(session, "", who.rank, who.world_size, 1, host, os.getpid(), now, total_steps, facts)
+
+
+def is_helper(who: Identity, rank: int | None) -> bool:
+    """Whether `multiprocessing` has started this process, a data-loading worker for one, so that it is no rank.
+
+    It has its parent's environment, and a spawned one imports the parent's script again.
+
+    Args:
+        who: which rank it would be.
+        rank: what the user's script says; that counts, except while a spawned process imports the script.
+    """
+    if multiprocessing.parent_process() is None:
+        return False
+    # What multiprocessing itself asks before it refuses to start processes during that import.
+    importing = bool(getattr(multiprocessing.current_process(), "_inheriting", False))
+    if rank is not None and not importing:
+        return False
+    log.log(
+        logging.INFO if importing else logging.WARNING,
+        "this process was started by multiprocessing: it records nothing, and does not become a second rank %d. If it "
+        "is a rank of its own, give the agent its rank and world_size",
+        who.rank,
+    )
+    return True
 
 
 def framework_identity() -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -25,7 +26,8 @@ log = logging.getLogger("rankd.agent")
 # The collector's exit status for "could not start" (wrong configuration, output or endpoint not usable).
 _COULD_NOT_START = 2
 # Of the training's environment the collector must not inherit: who it is in the cluster, and what is preloaded there.
-_NOT_INHERITED = ("MS_", "RANK", "LOCAL_RANK", "DEVICE_", "LD_PRELOAD", "OMPI_", "SLURM_")
+# Our own variables it does inherit, except for those that say who a rank is.
+_NOT_INHERITED = re.compile(r"(MS_|RANK(_|$)|LOCAL_RANK|RANKD_(RANK|WORLD_SIZE)$|DEVICE_|LD_PRELOAD|OMPI_|SLURM_)")
 _LAST_LINES = 5
 
 
@@ -75,4 +77,4 @@ def _spawn(config: RankdConfig, log_fd: int) -> subprocess.Popen[bytes]:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if not name.startswith(_NOT_INHERITED)}
+    return {name: value for name, value in environ.items() if not _NOT_INHERITED.match(name)}

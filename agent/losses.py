@@ -6,9 +6,11 @@ import numbers
 from typing import Any
 
 from ..collector.protocol.errors import RecordError
+from ..collector.protocol.records import Frame
+from .monitor import NOTHING, Measured, MicroBatch, Monitor, Pending, StepEnd
 from .tensors import Place, lives_on_device
 
-__all__ = ["PendingScalar", "read_scalar", "scalar"]
+__all__ = ["LossMonitor", "PendingScalar", "read_scalar", "scalar"]
 
 
 class PendingScalar:
@@ -61,6 +63,29 @@ def scalar(value: object, what: str = "loss", *, place: Place = "auto") -> Pendi
 def read_scalar(value: object, what: str = "loss") -> float:
     """`scalar(value, what).fetch()`: the float, now."""
     return scalar(value, what).fetch()
+
+
+class LossMonitor(Monitor):
+    """`local_loss` of each micro-batch and `device_loss` of each step, where the training loop gives them.
+
+    Args:
+        local, device: which of the two.
+    """
+
+    def __init__(self, local: bool, device: bool) -> None:
+        self._local = local
+        self._device = device
+
+    def micro_step(self, batch: MicroBatch, /) -> Pending | None:
+        if not self._local or batch.loss is None:
+            return None
+        loss = scalar(batch.loss, "loss")
+        return Pending(lambda: Measured([Frame.scalar("local_loss", loss.fetch())]), loss.ready)
+
+    def end_step(self, end: StepEnd, /) -> Measured:
+        if not self._device or "loss" not in end.given:
+            return NOTHING
+        return Measured([Frame.scalar("device_loss", read_scalar(end.given["loss"], "loss"))])
 
 
 def _from_number(value: numbers.Real, what: str) -> float:

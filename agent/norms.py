@@ -17,9 +17,18 @@ from typing import Any, Literal, TypeAlias
 
 from ..collector.protocol.errors import RecordError
 from ..collector.protocol.records import Frame, NameTable
+from .monitor import Measured, MicroBatch, Monitor, Pending, StepEnd
 from .tensors import Place, is_array, lives_on_device
 
-__all__ = ["DeviceOperators", "NormKind", "NormMonitor", "PendingNorms", "Predicate", "trainable_names"]
+__all__ = [
+    "DeviceOperators",
+    "GradientNorms",
+    "NormKind",
+    "NormMonitor",
+    "PendingNorms",
+    "Predicate",
+    "trainable_names",
+]
 
 NormKind: TypeAlias = Literal["increment", "micro_batch"]
 Predicate: TypeAlias = Callable[[str], bool]
@@ -132,14 +141,9 @@ class NormMonitor:
     ) -> None:
         if kind not in ("increment", "micro_batch"):
             raise RecordError(f"kind must be 'increment' or 'micro_batch', got {kind!r}")
-        self._count = len(names)
-        in_local = [local is not None and local(name) for name in names]
-        in_device = [device is not None and device(name) for name in names]
-        # A slot is a parameter that is measured, in the order of the model.
-        self._indices = [i for i in range(len(names)) if in_local[i] or in_device[i]]
-        self._names = [names[i] for i in self._indices]
-        self._local = _Selection.of("local_norm", self._names, [in_local[i] for i in self._indices])
-        self._device = _Selection.of("device_norm", self._names, [in_device[i] for i in self._indices])
+        self._all_names = list(names)
+        self._in_local = [local is not None and local(name) for name in names]
+        self._in_device = [device is not None and device(name) for name in names]
         self._kind: NormKind = kind
         self._place = place
         self._operators = operators or DeviceOperators()
@@ -147,6 +151,24 @@ class NormMonitor:
         self._pending: PendingNorms | None = None
         # Slots whose squares have overflowed on the device. See `_launch`.
         self._scaled: set[int] = set()
+        self._everything = False
+        self._choose()
+
+    def _choose(self) -> None:
+        names = self._all_names
+        # A slot is a parameter that is measured, in the order of the model.
+        chosen = [self._everything or a or b for a, b in zip(self._in_local, self._in_device, strict=True)]
+        self._indices = [i for i, yes in enumerate(chosen) if yes]
+        self._names = [names[i] for i in self._indices]
+        self._local = _Selection.of("local_norm", self._names, [self._in_local[i] for i in self._indices])
+        self._device = _Selection.of("device_norm", self._names, [self._in_device[i] for i in self._indices])
+        self._scaled.clear()
+
+    def measure_everything(self, everything: bool) -> None:
+        """Measure the parameters that pass no filter too (nothing more is written), for `total`; between two steps."""
+        if everything is not self._everything:
+            self._everything = everything
+            self._choose()
 
     @property
     def active(self) -> bool:
@@ -159,9 +181,9 @@ class NormMonitor:
         Raises:
             RecordError: not as many gradients as names, or something that is no gradient. Nothing has changed then.
         """
-        if len(grads) != self._count:
+        if len(grads) != len(self._all_names):
             raise RecordError(
-                f"{len(grads)} gradients for {self._count} parameters; pass one for each of "
+                f"{len(grads)} gradients for {len(self._all_names)} parameters; pass one for each of "
                 "model.trainable_params(), in that order, None where there is none"
             )
         slots = [slot for slot, index in enumerate(self._indices) if grads[index] is not None]
@@ -175,6 +197,26 @@ class NormMonitor:
             self._pending = PendingNorms(lambda: self._settle(norms))
             self._pending.fetch()
         return self._pending
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The metrics that have a parameter to be written for."""
+        both = (("local_norm", self._local), ("device_norm", self._device))
+        return tuple(metric for metric, selection in both if selection is not None)
+
+    @property
+    def totals(self) -> bool:
+        """Whether `total` can give anything: all parameters are measured, with what is accumulated."""
+        return self._kind == "increment" and len(self._indices) == len(self._all_names) > 0
+
+    def total(self) -> float | None:
+        """The norm of the whole gradient accumulated in this step on this rank, made of the parameters' norms.
+
+        None where not all parameters are measured, or nothing was. Waits for the last micro-step's values.
+        """
+        if self._pending is not None:
+            self._pending.fetch()
+        return math.hypot(*self._accumulated.values()) if self.totals and self._accumulated else None
 
     def end_step(self) -> Frame | None:
         """The `device_norm` frame of the step (None: off, or no gradients), after which the step is forgotten."""
@@ -233,6 +275,47 @@ class NormMonitor:
             local = values
         accumulated.update(values)
         return None if self._local is None else self._local.frame(local)
+
+
+class GradientNorms(Monitor):
+    """`local_norm`, `device_norm` and, where the training loop gives none, `grad_norm`, of one model.
+
+    Attributes:
+        writes: the metrics of each parameter that are on.
+
+    Args:
+        norms: measures them.
+        total: `monitor_config.grad_norm`: measure all parameters for `grad_norm`, unless the loop gave it at the end
+            of the step before. Otherwise it is made where all are measured anyway, at no cost.
+    """
+
+    def __init__(self, norms: NormMonitor, *, total: bool = False) -> None:
+        self._norms = norms
+        self._wants_total = total
+        self._given = False
+        self.writes = norms.writes
+
+    def begin_step(self, _step: int, /) -> None:
+        self._norms.measure_everything(self._wants_total and not self._given)
+
+    def micro_step(self, batch: MicroBatch, /) -> Pending | None:
+        if batch.grads is None:
+            return None
+        norms = self._norms.micro_step(batch.grads)
+        return Pending(lambda: _measured(norms.fetch()), norms.ready)
+
+    def end_step(self, end: StepEnd, /) -> Measured:
+        self._given = "grad_norm" in end.given
+        total = None if self._given or not end.called else self._norms.total()
+        return _measured(self._norms.end_step(), None if total is None else Frame.scalar("grad_norm", total))
+
+    def reset(self) -> Measured:
+        self._norms.reset()
+        return Measured()
+
+
+def _measured(*frames: Frame | None) -> Measured:
+    return Measured([frame for frame in frames if frame is not None])
 
 
 class _Selection:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from ..collector.config import RankdConfig
+from ..collector.config import RankdConfig, SpoolConfig
 from ..collector.protocol.errors import ConfigError, RankdError
 from ..collector.protocol.records import Frame, NameTable
 from .agent import Agent
@@ -122,7 +122,12 @@ def _run_processes(plan: _Plan, processes: int) -> dict[_Key, float]:
 
 def _work(plan: _Plan, ranks: Sequence[int], barrier: Barrier, result: Connection) -> None:
     config = AgentConfig(
-        rankd=RankdConfig(output=plan.output, endpoint=plan.endpoint, start_collector=not plan.endpoint)
+        rankd=RankdConfig(
+            output=plan.output,
+            endpoint=plan.endpoint,
+            start_collector=not plan.endpoint,
+            spool=SpoolConfig(size=_spool_size(plan)),
+        )
     )
     agents = [Agent(config, rank=rank, world_size=plan.ranks, total_steps=plan.steps) for rank in ranks]
     pushed: dict[_Key, float] = {}
@@ -148,6 +153,13 @@ def _work(plan: _Plan, ranks: Sequence[int], barrier: Barrier, result: Connectio
     for thread in closing:
         thread.join()
     result.send(pushed)
+
+
+def _spool_size(plan: _Plan) -> int:
+    """Room for all that a rank makes, so that only the collector's pace is measured; a real rank's at most."""
+    names = 64 * plan.params
+    micro_step = 16 * plan.params + 1_024
+    return min(names + plan.steps * (plan.micro_steps + 1) * micro_step + 2**17, SpoolConfig().size)
 
 
 def _wait_until_joined(agents: Sequence[Agent]) -> None:

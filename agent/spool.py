@@ -18,10 +18,13 @@ has the number that is expected next, and recovery stops there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import struct
+import time
+import weakref
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,9 +33,13 @@ from ..collector.protocol.errors import ProtocolError, VersionError
 from ..collector.protocol.wire import MAX_ITEM_BYTES, Hello, decode_message, encode_message
 from .outbox import LEAST_STORE_BYTES, Entry
 
-__all__ = ["SPOOL_SUFFIX", "SPOOL_VERSION", "Spool", "find_spools"]
+__all__ = ["SPOOL_SUFFIX", "SPOOL_VERSION", "Spool", "find_spools", "owner", "remove_unfinished"]
 
 SPOOL_SUFFIX = ".spool"
+# What a file is called until it is locked and whole: nobody may take it for one that a dead process has left.
+_UNFINISHED_SUFFIX = ".unfinished"
+# Making one takes milliseconds, and on a bad day seconds.
+_UNFINISHED_AGE = 600.0
 SPOOL_VERSION = 1
 _MAGIC = b"rankdspl"
 _HEADER = struct.Struct("<8sIIQI")
@@ -47,13 +54,17 @@ _PAGE = 4_096
 # A hello carries at most 64 facts; a header beyond this is not ours.
 _MAX_HELLO_BYTES = 2**17
 
+_spools: weakref.WeakSet[Spool] = weakref.WeakSet()
+
 
 class Spool:
     """A `Store` over a ring file. Make one with `create`, or with `open` from what a dead process has left."""
 
     full_cause = "spool_full"
 
-    def __init__(self, path: Path, lock_fd: int, ring_start: int, capacity: int, hello: Hello) -> None:
+    def __init__(
+        self, path: Path, lock_fd: int, ring_start: int, capacity: int, hello: Hello, *, populate: bool
+    ) -> None:
         """For `create` and `open`."""
         self.path = path
         self.hello = hello
@@ -72,9 +83,11 @@ class Spool:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             # Populated, so that the training thread does not meet each page for the first time.
-            self._map = mmap.mmap(fd, ring_start + capacity, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+            self._map = mmap.mmap(fd, ring_start + capacity, flags)
         finally:
             os.close(fd)
+        _spools.add(self)
 
     @classmethod
     def create(cls, path: Path, size: int, hello: Hello) -> Spool:
@@ -93,16 +106,21 @@ class Spool:
             raise ValueError(f"a spool needs at least {LEAST_STORE_BYTES} bytes, got {size}")
         about = encode_message(hello)
         ring_start = -(-(_HELLO_PLACE + len(about)) // _PAGE) * _PAGE
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        unfinished = path.with_name(path.name + _UNFINISHED_SUFFIX)
+        fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(fd, 0, ring_start + size)
-            spool = cls(path, fd, ring_start, size, hello)
+            spool = cls(unfinished, fd, ring_start, size, hello, populate=True)
+            spool._write_header(about)
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            unfinished.rename(path)
         except BaseException:
             os.close(fd)
-            path.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             raise
-        spool._write_header(about)
+        spool.path = path
         return spool
 
     @classmethod
@@ -110,7 +128,8 @@ class Spool:
         """Take over what a process that is gone has left: `hello`, and `entries` up to the first torn record.
 
         Raises:
-            BlockingIOError: the process still lives.
+            BlockingIOError: the process still lives (or somebody else is delivering this).
+            FileNotFoundError: all of it has been delivered meanwhile.
             OSError: it cannot be read.
             VersionError: written by another version.
             ProtocolError: not a spool, or its header was never finished.
@@ -122,7 +141,7 @@ class Spool:
             hello = decode_message(about)
             if not isinstance(hello, Hello):
                 raise ProtocolError(f"{path} does not say whose it is")
-            spool = cls(path, fd, ring_start, capacity, hello)
+            spool = cls(path, fd, ring_start, capacity, hello, populate=False)
         except BaseException:
             os.close(fd)
             raise
@@ -248,6 +267,29 @@ def find_spools(directory: Path) -> list[Path]:
     return sorted(directory.glob(f"*{SPOOL_SUFFIX}"))
 
 
+def owner(path: Path) -> Hello | None:
+    """Whose spool this is, alive or not; None where that cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        hello = decode_message(_read_header(path, fd)[2])
+    except (OSError, ProtocolError):
+        return None
+    finally:
+        os.close(fd)
+    return hello if isinstance(hello, Hello) else None
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what a process left that was killed while it made its spool: nothing was in it yet."""
+    for path in directory.glob(f"*{SPOOL_SUFFIX}{_UNFINISHED_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _UNFINISHED_AGE:
+                path.unlink()
+
+
 def _read_header(path: Path, fd: int) -> tuple[int, int, bytes]:
     head = os.pread(fd, _HEADER.size + _HEADER_SUM.size, 0)
     if len(head) < _HEADER.size + _HEADER_SUM.size or not head.startswith(_MAGIC):
@@ -262,3 +304,12 @@ def _read_header(path: Path, fd: int) -> tuple[int, int, bytes]:
     if capacity < LEAST_STORE_BYTES or os.fstat(fd).st_size < ring_start + capacity:
         raise ProtocolError(f"{path} is shorter than its header says")
     return ring_start, capacity, about
+
+
+def _forked() -> None:
+    for spool in list(_spools):
+        spool.abandon()
+
+
+# Also of spools that no outbox has: the lock is held as long as any process has a copy of the descriptor.
+os.register_at_fork(after_in_child=_forked)

@@ -18,6 +18,9 @@ __all__ = ["main"]
 _COMMANDS = {
     "collect": (".collect", "run the collector of an output directory"),
     "tail": (".tail", "show the merged log: its history, and as it grows"),
+    "recover": ("..agent.recover", "deliver what killed processes have left in their spool files"),
+    "verify": (".verify", "prove from the files alone that a run's logs are whole, in order, without a double"),
+    "rebuild": (".rebuild", "make all logs of a run again from its journal, into a fresh directory"),
     "simulate": ("..agent.simulate", "try network and disk before a job: real agents, made-up metrics, no MindSpore"),
 }
 

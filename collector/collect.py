@@ -7,10 +7,11 @@ import dataclasses
 import json
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
-from .config import RankdConfig
-from .protocol.errors import ConfigError
+from .config import RankdConfig, output_of
+from .protocol.errors import ConfigError, RankdError
 from .server import Collector
 from .settings import load_yaml
 
@@ -33,7 +34,13 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     config = RankdConfig.from_mapping(_section(args))
     changes = {key: value for key in ("output", "endpoint") if (value := getattr(args, key)) is not None}
-    outcome = Collector(dataclasses.replace(config, **changes), patience=args.patience).run()
+    config = dataclasses.replace(config, **changes)
+    try:
+        collector = Collector(config, patience=args.patience)
+    except OSError as e:
+        where = e.filename or config.output
+        raise RankdError(f"the collector cannot start in {config.output}: {where}: {e.strerror}") from e
+    outcome = collector.run()
     print(outcome.summary, flush=True)
     return outcome.status
 
@@ -42,9 +49,20 @@ def _section(args: argparse.Namespace) -> dict[str, Any]:
     if args.settings is not None:
         section = json.load(sys.stdin)
     elif args.config is not None:
-        section = load_yaml(args.config).get("rankd") or {}
+        loaded = load_yaml(args.config)
+        section = loaded.get("rankd") or {}
+        if isinstance(section, dict):
+            section = {**_older_output(loaded.get("monitor_config")), **section}
     else:
         section = {}
     if not isinstance(section, dict):
         raise ConfigError(f"rankd: expected a section of keys, got {section!r}")
     return section
+
+
+def _older_output(older: object) -> dict[str, Any]:
+    """The output directory as `monitor_config.dump_path` names it; the agents check that both forms agree."""
+    if not isinstance(older, dict) or older.get("monitor_on") is not True:
+        return {}
+    path = older.get("dump_path")
+    return {"output": str(output_of(Path(path)))} if isinstance(path, str) and path else {}

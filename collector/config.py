@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import os
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +31,7 @@ from .settings import (
     subsection,
 )
 
-__all__ = ["JournalConfig", "RankdConfig", "SpoolConfig"]
+__all__ = ["JournalConfig", "RankdConfig", "SpoolConfig", "output_of"]
 
 # One micro-step of a few hundred parameters takes some 10 kB; a smaller spool would drop even that.
 _MIN_SPOOL = 64 * KIB
@@ -92,8 +95,9 @@ class SpoolConfig(Settings):
     """`rankd.spool`: the file beside each rank that keeps what the collector has not yet acknowledged.
 
     Attributes:
-        directory: where the spool files lie; None: the agent chooses one on this node. Put it on a local disk or in
-            shared memory (/dev/shm), not on a network file system: the training thread writes it.
+        directory: below which the spool files lie; None: the system's directory for temporary files. Put it on a local
+            disk or in shared memory (/dev/shm), not on a network file system: the training thread writes it. A job's
+            own temporary directory that is removed at the job's end takes with it what was not delivered.
         size: bytes each rank may keep there. What does not fit is dropped, counted, and stands in the log as a gap.
     """
 
@@ -101,6 +105,15 @@ class SpoolConfig(Settings):
 
     directory: Path | None = setting(optional(file_path()), None)
     size: int = setting(byte_size(low=_MIN_SPOOL), 64 * MIB)
+
+    def place(self, output: Path) -> Path:
+        """Where the spool files of the run in `output` lie on this node; found alike by its ranks and its collector.
+
+        A directory of this user's, below one that all users may share.
+        """
+        base = Path(tempfile.gettempdir()) if self.directory is None else self.directory.absolute()
+        run = hashlib.blake2b(os.fsencode(os.path.realpath(output)), digest_size=8).hexdigest()
+        return base / f"rankd-{os.geteuid()}" / run
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +179,14 @@ class RankdConfig(Settings):
                     f"found {value}, allowed: more than twice beat_interval ({self.beat_interval}), "
                     "so that one late beat costs nothing",
                 )
+
+
+def output_of(dump_path: Path) -> Path:
+    """The output directory that `monitor_config.dump_path` names.
+
+    rankd makes a folder `rank_N` for each rank in one output directory. So where the path holds `{rank}`, the output
+    directory is what stands before the component that does: `./monitor/rank_{rank}` is the output `./monitor`.
+    """
+    parts = dump_path.parts
+    first = next((i for i, part in enumerate(parts) if "{rank}" in part), len(parts))
+    return Path(*parts[:first])

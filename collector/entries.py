@@ -50,10 +50,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Nothing was heard of a rank for `silent` seconds: it no longer counts."""
+    """Nothing was heard of a rank for `silent` seconds, or its process is known to be `gone`: it no longer counts."""
 
     rank: int
     silent: float
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def encode_entry(entry: Entry | Checkpoint) -> bytes:
         case Opened():
             fields = ["opened", encode_message(entry.hello)]
         case Lost():
-            fields = ["lost", entry.rank, entry.silent]
+            fields = ["lost", entry.rank, entry.silent, entry.gone]
         case HeldOut():
             fields = ["held_out", entry.rank, entry.held]
         case Back():

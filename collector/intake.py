@@ -40,6 +40,8 @@ class Session:
         completed: the latest position it has completed in this attempt, as (step, micro_step or infinity).
         launch: which start of the job this process belongs to.
         fresh: no block yet, and the rank had been part of the attempt in an earlier process.
+        over: it has said goodbye, or another process has taken its rank.
+        past: first heard of when its process was gone and another had its rank; when it did what, nobody can tell.
     """
 
     number: int
@@ -53,6 +55,7 @@ class Session:
     completed: tuple[int, float] = (0, 0)
     fresh: bool = False
     over: bool = False
+    past: bool = False
 
     @property
     def rank(self) -> int:
@@ -61,30 +64,21 @@ class Session:
     def freeze(self, table: Callable[[NameTable], int]) -> list[Any]:
         """All of it as lists and numbers; `table` gives the place of a name table in the checkpoint's list."""
         tables = [[table_id, table(t)] for table_id, t in self.tables.items()]
-        seen = [
-            self.admitted,
-            self.stored,
-            self.attempt,
-            self.step,
-            *self.completed,
-            self.launch,
-            self.fresh,
-            self.over,
-        ]
-        return [encode_message(self.hello), tables, seen]
+        seen = [self.admitted, self.stored, self.attempt, self.step, *self.completed, self.launch]
+        return [encode_message(self.hello), tables, seen, [self.fresh, self.over, self.past]]
 
     @staticmethod
     def thaw(number: int, frozen: list[Any], tables: list[NameTable], interned: dict[NameTable, NameTable]) -> Session:
         """The session that `freeze` gave."""
-        raw, defined, (admitted, stored, attempt, step, done_step, done_micro, launch, fresh, over) = frozen
+        raw, defined, seen, flags = frozen
+        admitted, stored, attempt, step, done_step, done_micro, launch = seen
         hello = decode_message(raw)
         assert isinstance(hello, Hello)
         own = Tables(interned)
         for table_id, place in defined:
             own.define(table_id, tables[place])
-        return Session(
-            number, hello, own, launch, admitted, stored, attempt, step, (done_step, done_micro), fresh, over
-        )
+        completed = (done_step, done_micro)
+        return Session(number, hello, own, launch, admitted, stored, attempt, step, completed, *flags)
 
 
 @dataclass(slots=True)
@@ -162,10 +156,10 @@ class Intake:
 
         What a process that is gone has left in its spool is always taken: it disturbs nobody.
         """
-        if hello.recovered:
-            return None
         if hello.session in self._by_token:
             return self._objection_to_return(hello)
+        if hello.recovered:
+            return None
         older = self._current.get(hello.rank)
         if older is not None and not older.over and alive(older):
             return Refused(
@@ -191,22 +185,20 @@ class Intake:
                 f"{hello.rank} of {hello.world_size}",
                 retry=False,
             )
-        if self._current[known.rank] is not known:
-            newer = self._current[known.rank]
-            return Refused(f"rank {known.rank} has been taken over by {_who(newer.hello)}", retry=False)
+        newer = self._current.get(known.rank)
+        if newer is not known and not hello.recovered:
+            by = "" if newer is None else f" by {_who(newer.hello)}"
+            return Refused(f"rank {known.rank} has been taken over{by}", retry=False)
         return None
 
     def open(self, hello: Hello) -> tuple[Session, bool]:
         """Take a new session; True: it opens a new attempt (the first, or another world_size).
 
-        A recovered process that an other one of its rank has replaced already belongs to the past: it opens nothing,
-        and its rank's current session stays.
+        A recovered process belongs to the past where its rank has another one, or the world has another size: it opens
+        nothing, and its rank's current session stays.
         """
-        current = self._current.get(hello.rank)
-        if hello.recovered and current is not None and self.attempt is not None:
-            session = Session(len(self.sessions), hello, Tables(self._interned), current.launch, over=True)
-            session.attempt = current.attempt
-            return self._known(session), False
+        if hello.recovered and self._is_past(hello):
+            return self._known(self._past(hello)), False
         opens = self.attempt is None or self.attempt.world_size != hello.world_size
         if opens:
             self._new_attempt(hello.world_size)
@@ -221,6 +213,18 @@ class Intake:
         attempt.members.add(hello.rank)
         self._current[hello.rank] = session
         return self._known(session), opens
+
+    def _is_past(self, hello: Hello) -> bool:
+        newest = self.attempt
+        return newest is not None and (hello.rank in self._current or newest.world_size != hello.world_size)
+
+    def _past(self, hello: Hello) -> Session:
+        current = self._current.get(hello.rank)
+        launch = self.launch if current is None else current.launch
+        session = Session(len(self.sessions), hello, Tables(self._interned), launch, over=True, past=True)
+        of_its_size = [a.number for a in self.attempts if a.world_size == hello.world_size]
+        session.attempt = current.attempt if current is not None else (of_its_size or [len(self.attempts)])[-1]
+        return session
 
     def _known(self, session: Session) -> Session:
         self.sessions.append(session)
@@ -267,7 +271,7 @@ class Intake:
             goes_back = step <= own.reached_before(session.launch)
         joins = goes_back or session.fresh or (own.left_at is not None and step > own.left_at + 1)
         session.fresh = False
-        if self._current[session.rank] is not session or not joins:
+        if self._current.get(session.rank) is not session or not joins:
             return False
         opens = goes_back and own is newest
         self._join(session, self._new_attempt(own.world_size) if opens else newest)

@@ -21,11 +21,23 @@ import struct
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from .protocol.errors import JournalError
 
-__all__ = ["MAGIC", "MAX_ENTRY_BYTES", "Journal", "read_segment", "segments"]
+__all__ = [
+    "MAGIC",
+    "MAX_ENTRY_BYTES",
+    "EntryReader",
+    "Journal",
+    "Tail",
+    "read_segment",
+    "reference",
+    "segments",
+    "tail_of",
+]
 
 # The first bytes of each segment.
 MAGIC = b"rankd journal 1\n"
@@ -70,6 +82,86 @@ def read_segment(path: Path) -> Iterator[tuple[int, bytes]]:
             yield offset, payload
 
 
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What stands behind the last whole entry of a segment: `size` bytes from `offset` on.
+
+    `torn`: it is the beginning of an entry, or zeros: what a crash leaves of a write that nobody was told of. Anything
+    else is damage.
+    """
+
+    offset: int
+    size: int
+    torn: bool
+
+
+def tail_of(path: Path, offset: int) -> Tail:
+    """What a segment holds from `offset` on, where its whole entries end."""
+    with path.open("rb") as file:
+        size = max(0, file.seek(0, os.SEEK_END) - offset)
+        file.seek(offset)
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return Tail(offset, size, torn=True)
+        length, _ = _HEAD.unpack(head)
+        # A power failure leaves zeros where the file's size was stored before its bytes.
+        torn = length <= MAX_ENTRY_BYTES and length > size - _HEAD.size
+        return Tail(offset, size, torn or (not any(head) and _only_zeros(file)))
+
+
+def _only_zeros(file: BinaryIO) -> bool:
+    return not any(any(chunk) for chunk in iter(lambda: file.read(2**16), b""))
+
+
+def reference(segment: int, offset: int) -> int:
+    """The reference of the entry that begins there."""
+    return segment * _OFFSETS + offset
+
+
+class EntryReader:
+    """Reads single entries back, by their references; keeps some segments open."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def fetch(self, reference: int) -> bytes:
+        """The payload of an entry.
+
+        Raises:
+            JournalError: it is not there any more, or damaged.
+        """
+        number, offset = divmod(reference, _OFFSETS)
+        path = _path(self._directory, number)
+        try:
+            fd = self._fd(number)
+            length, crc = _HEAD.unpack(os.pread(fd, _HEAD.size, offset))
+            payload = os.pread(fd, length, offset + _HEAD.size)
+        except (OSError, struct.error) as e:
+            raise JournalError(f"{path} cannot be read at byte {offset}: {e}") from e
+        if len(payload) != length or zlib.crc32(payload) != crc:
+            raise JournalError(f"{path} is damaged at byte {offset}: an entry's checksum is wrong")
+        return payload
+
+    def close(self) -> None:
+        """Let go of the files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _fd(self, number: int) -> int:
+        fd = self._open.pop(number, -1)
+        if fd < 0:
+            fd = os.open(_path(self._directory, number), os.O_RDONLY | os.O_CLOEXEC)
+        self._open[number] = fd
+        if len(self._open) > _MAX_READERS:
+            os.close(self._open.popitem(last=False)[1])
+        return fd
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"{number:08}.journal"
+
+
 class Journal:
     """The writing side, held by one collector. Call `replay` to its end once, then `append`.
 
@@ -97,7 +189,7 @@ class Journal:
         self._fd = -1
         self._size = 0
         self._number = 0
-        self._readers: OrderedDict[int, int] = OrderedDict()
+        self._reader = EntryReader(directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as e:
@@ -202,17 +294,7 @@ class Journal:
         Raises:
             JournalError: it is not there any more, or damaged.
         """
-        number, offset = divmod(reference, _OFFSETS)
-        path = self._path(number)
-        try:
-            fd = self._reader(number)
-            length, crc = _HEAD.unpack(os.pread(fd, _HEAD.size, offset))
-            payload = os.pread(fd, length, offset + _HEAD.size)
-        except (OSError, struct.error) as e:
-            raise JournalError(f"{path} cannot be read at byte {offset}: {e}") from e
-        if len(payload) != length or zlib.crc32(payload) != crc:
-            raise JournalError(f"{path} is damaged at byte {offset}: an entry's checksum is wrong")
-        return payload
+        return self._reader.fetch(reference)
 
     def forget(self, needed: int) -> list[Path]:
         """Delete the oldest segments beyond what is to be kept; none from the entry `needed` on.
@@ -235,30 +317,17 @@ class Journal:
 
     def close(self) -> None:
         """Let go of the files."""
-        for fd in (self._fd, *self._readers.values()):
-            if fd >= 0:
-                os.close(fd)
+        if self._fd >= 0:
+            os.close(self._fd)
         self._fd = -1
-        self._readers.clear()
-
-    def _path(self, number: int) -> Path:
-        return self._directory / f"{number:08}.journal"
+        self._reader.close()
 
     def _reference(self, offset: int) -> int:
-        return self._number * _OFFSETS + offset
-
-    def _reader(self, number: int) -> int:
-        fd = self._readers.pop(number, -1)
-        if fd < 0:
-            fd = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
-        self._readers[number] = fd
-        if len(self._readers) > _MAX_READERS:
-            os.close(self._readers.popitem(last=False)[1])
-        return fd
+        return reference(self._number, offset)
 
     def _write_segment(self, data: bytes) -> Path:
         """A new segment that appears with all of its first bytes, or not at all."""
-        path = self._path(self._number)
+        path = _path(self._directory, self._number)
         unfinished = path.with_suffix(_UNFINISHED)
         fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         try:

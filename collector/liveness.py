@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .entries import Back, HeldOut, Lost
 from .ordering import Key
 
@@ -14,14 +16,15 @@ class Liveness:
     Args:
         lost_after: seconds of silence after which a rank is lost.
         max_hold: seconds for which one position may be held up by a rank that is alive.
+        lost: the ranks that are lost already (the collector has restarted).
     """
 
-    def __init__(self, *, lost_after: float, max_hold: float) -> None:
+    def __init__(self, *, lost_after: float, max_hold: float, lost: Iterable[int] = ()) -> None:
         self._lost_after = lost_after
         self._max_hold = max_hold
         self._heard: dict[int, float] = {}
         self._watched: frozenset[int] = frozenset()
-        self._lost: set[int] = set()
+        self._lost = set(lost)
         self._head: tuple[Key, float] | None = None
 
     def heard(self, rank: int, now: float) -> Back | None:
@@ -37,9 +40,20 @@ class Liveness:
         self._heard[rank] = now
         self._lost.discard(rank)
 
+    def gone(self, rank: int, now: float) -> Lost:
+        """This rank's process is known to be gone."""
+        self._lost.add(rank)
+        return Lost(rank, self.silent(rank, now), gone=True)
+
     def silent(self, rank: int, now: float) -> float:
         """Seconds since this rank was last heard."""
         return now - self._heard.get(rank, now)
+
+    def stalled(self, seconds: float, now: float) -> None:
+        """The collector itself was stopped, or could not write, for this long: no rank was silent in that time."""
+        self._heard = {rank: min(when + seconds, now) for rank, when in self._heard.items()}
+        if self._head is not None:
+            self._head = (self._head[0], min(self._head[1] + seconds, now))
 
     def due(
         self, now: float, counting: frozenset[int], waiting: tuple[Key, frozenset[int]] | None

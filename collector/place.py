@@ -5,13 +5,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import secrets
 import socket
+import time
+from importlib import metadata
 from pathlib import Path
 
+from .description import Writer
 from .protocol.errors import RankdError
 
-__all__ = ["Place"]
+__all__ = ["INNER", "JOURNAL", "Place", "holder"]
+
+INNER = ".rankd"
+JOURNAL = Path(INNER) / "journal"
 
 
 class Place:
@@ -26,7 +33,7 @@ class Place:
 
     def __init__(self, output: Path) -> None:
         self.output = output
-        self.inner = output / ".rankd"
+        self.inner = output / INNER
         try:
             self.inner.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.inner / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -36,7 +43,7 @@ class Place:
 
     @property
     def journal(self) -> Path:
-        return self.inner / "journal"
+        return self.output / JOURNAL
 
     def run_id(self) -> str:
         """The identity of the run that this directory holds; made at its first start."""
@@ -52,6 +59,20 @@ class Place:
         facts = {"version": 1, "endpoint": endpoint, "run": run, "pid": os.getpid(), "host": socket.gethostname()}
         # 0600: it will also carry the run's key.
         _write_whole(self.inner / "connection.json", json.dumps(facts) + "\n", 0o600)
+
+    def describe(self, description: str, text: str) -> None:
+        """Write `run.json` and `RUN.md`, which say what ran here; OSError: not possible now, the former ones stay."""
+        _write_whole(self.output / "run.json", description, 0o644)
+        _write_whole(self.output / "RUN.md", text, 0o644)
+
+    def writer(self, run: str) -> Writer:
+        """This process, as it signs what it describes."""
+        versions = {"python": platform.python_version()}
+        try:
+            versions["rankd"] = metadata.version("rankd")
+        except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+            versions["rankd"] = "unknown"
+        return Writer(run, socket.gethostname(), os.getpid(), time.time(), versions)
 
     def withdraw(self) -> None:
         """Remove the connection file and let go of the directory."""
@@ -72,12 +93,35 @@ class Place:
         os.pwrite(self._lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
+def holder(output: Path) -> str | None:
+    """The live collector of `output`, for messages; None: there is none. Nothing is touched or locked.
+
+    Of a collector on another host, only its connection file tells; a collector that was killed leaves that behind.
+    """
+    inner = output / INNER
+    try:
+        text, inode = (inner / "lock").read_text(errors="replace").strip(), (inner / "lock").stat().st_ino
+        locks = Path("/proc/locks").read_text()
+    except OSError:
+        return None
+    # "1: FLOCK  ADVISORY  WRITE 4711 00:1b:123456 0 EOF"
+    if any(line.split()[1] == "FLOCK" and f":{inode} " in line for line in locks.splitlines()):
+        return text or "a collector"
+    elsewhere = not text.endswith(f" on {socket.gethostname()}")
+    return f"{text}, perhaps" if elsewhere and (inner / "connection.json").exists() else None
+
+
 def _write_whole(path: Path, text: str, mode: int) -> None:
     """Write a small file so that a reader sees all of it or the one before."""
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
-        os.write(fd, text.encode())
+        data = memoryview(text.encode())
+        while data:
+            data = data[os.write(fd, data) :]
+        beside.replace(path)
+    except OSError as e:
+        beside.unlink()
+        raise OSError(e.errno, e.strerror, str(path)) from e
     finally:
         os.close(fd)
-    beside.replace(path)

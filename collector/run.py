@@ -9,9 +9,10 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from .accounts import DONE, Accounts, Row
 from .entries import Back, Ended, Entry, HeldOut, Lost, Opened, Stored, decode_entry
 from .intake import Admitted, Attempt, Intake, Session
 from .ordering import Key, Ordering, above, at
@@ -25,9 +26,6 @@ Released: TypeAlias = RankBlock | Comment
 # Some seconds of 1,024 ranks at full rate. A stalled rank makes the others wait for longer than that on disk.
 HELD_BYTES = 64 * 2**20
 _MAX_FETCHED = 2_048
-
-# The goodbye of a process that has come to its planned end; any other reason is a failure.
-DONE = "done"
 
 
 class RankState(enum.Enum):
@@ -43,26 +41,22 @@ class RankState(enum.Enum):
 
 @dataclass(slots=True)
 class RankView:
-    """What is known of one rank: its state and its accounts (in records)."""
+    """What is known of one rank: where it stands, and the reason of its latest goodbye."""
 
     state: RankState = RankState.EXPECTED
     position: Position | None = None
-    received: int = 0
-    written: int = 0
-    produced: int | None = None
-    dropped: dict[str, int] = field(default_factory=dict)
     reason: str = ""
 
     def freeze(self) -> list[Any]:
         """All of it as lists, numbers and text."""
         key = None if self.position is None else list(self.position.key)
-        return [self.state.value, key, self.received, self.written, self.produced, self.dropped, self.reason]
+        return [self.state.value, key, self.reason]
 
     @staticmethod
     def thaw(frozen: list[Any]) -> RankView:
         """The view that `freeze` gave."""
-        state, key, *rest = frozen
-        return RankView(RankState(state), None if key is None else Position.from_key(tuple(key)), *rest)
+        state, key, reason = frozen
+        return RankView(RankState(state), None if key is None else Position.from_key(tuple(key)), reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +89,7 @@ class Run:
         self._fetched: OrderedDict[int, tuple[bytes, ...]] = OrderedDict()
         self.intake = Intake()
         self.ranks: dict[int, RankView] = {}
+        self.accounts = Accounts()
         self.ended = False
         self.first_failure: tuple[int, str] | None = None
         self._ordering: Ordering[_Held] = Ordering()
@@ -119,9 +114,30 @@ class Run:
         """The ranks that the release waits for."""
         return self._ordering.counting()
 
+    def watched(self) -> frozenset[int]:
+        """The ranks that may be given up: those that are waited for, and those that held the others up."""
+        held_out = (rank for rank, view in self.ranks.items() if view.state is RankState.HELD_OUT)
+        return self.counting().union(held_out)
+
     def waiting(self) -> tuple[Key, frozenset[int]] | None:
         """The lowest position that is held up, and the ranks that hold it up."""
         return self._ordering.waiting()
+
+    def rows(self) -> list[Row]:
+        """The accounts of all processes, as a table."""
+        attempt = self.intake.attempt
+        expected = range(attempt.world_size) if attempt else range(0)
+        return list(self.accounts.rows(self._process_state, dict.fromkeys(expected, len(self.intake.attempts))))
+
+    def _process_state(self, number: int) -> str:
+        process, session = self.accounts.processes[number], self.intake.sessions[number]
+        if process.produced is not None:
+            return "done" if process.reason == DONE else "ended early"
+        state = self.ranks[session.rank].state
+        if self.intake.current(session.rank) is not session or state is RankState.CLOSED:
+            return "killed"
+        # Expected is the next process of that rank.
+        return str((RankState.LOST if state is RankState.EXPECTED else state).value)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
@@ -153,14 +169,17 @@ class Run:
         nobody_lives = not any(view.state is RankState.LIVE for view in self.ranks.values())
         launch = self.intake.launch
         session, opens = self.intake.open(entry.hello)
+        self.accounts.opened(entry.hello, session.attempt)
         if opens:
             self._begin_attempt(self.intake.attempts[-1])
         elif nobody_lives and self.intake.launch != launch:
             self._expect_all()
         if self.intake.current(session.rank) is not session:
+            # Of the past; perhaps of a larger world.
+            self.ranks.setdefault(session.rank, RankView(RankState.CLOSED))
             return
         view = self.ranks[session.rank]
-        view.state, view.produced, view.reason = RankState.LIVE, None, ""
+        view.state, view.reason = RankState.LIVE, ""
         self._ordering.expect(session.rank)
 
     def _begin_attempt(self, attempt: Attempt) -> None:
@@ -180,6 +199,8 @@ class Run:
                 self._ordering.expect(rank)
 
     def _stored(self, entry: Stored, reference: int) -> Iterator[Released]:
+        # What comes after the end (recovered from a dead process) is followed by another one.
+        self.ended = False
         session = self.intake.sessions[entry.session]
         for index, item in enumerate(entry.items or self._decoded(session, entry.raws)):
             session.stored = max(session.stored, item.seq)
@@ -206,16 +227,16 @@ class Run:
             self._begin_attempt(self.intake.attempts[-1])
         rank, key = session.rank, position.key
         view = self.ranks[rank]
-        view.received += block.record_count
+        self.accounts.received(session.number, position, block.record_count)
         if block.frames:
             yield from self._hold_or_late(position, held)
-        if not block.addendum:
+        if not block.addendum and self.intake.current(rank) is session:
             view.position = position
-            self._ordering.raise_floor(rank, above(key) if block.complete else at(key))
+            self._ordering.raise_floor(rank, above(key) if block.complete else at(_open_key(position)))
             self._catch_up(rank)
 
     def _hold_or_late(self, position: Position, held: _Held) -> Iterator[Released]:
-        if self._ordering.is_late(position.key):
+        if held.session.past or self._ordering.is_late(position.key):
             yield from self._rank_block(held.session.rank, position, [held], late=True)
             return
         if self._held_bytes + held.size > self._held_bytes_most:
@@ -235,8 +256,7 @@ class Run:
     def _note(self, note: Note | Gap, held: _Held) -> Iterator[Released]:
         session = held.session
         if isinstance(note, Gap):
-            dropped = self.ranks[session.rank].dropped
-            dropped[note.cause] = dropped.get(note.cause, 0) + note.records
+            self.accounts.dropped(session.number, session.attempt, note.cause, note.records)
             step, micro_step = note.last
         else:
             if note.kind == "exception" and self.first_failure is None:
@@ -247,11 +267,11 @@ class Run:
 
     def _goodbye(self, session: Session, goodbye: Goodbye) -> Iterator[Released]:
         session.over = True
+        self.accounts.goodbye(session.number, goodbye)
         if self.intake.current(session.rank) is not session:
             return
         view = self.ranks[session.rank]
-        view.state, view.produced, view.reason = RankState.FINISHED, goodbye.produced, goodbye.reason
-        view.dropped = dict(goodbye.dropped)
+        view.state, view.reason = RankState.FINISHED, goodbye.reason
         self._ordering.drop(session.rank)
         if goodbye.reason != DONE:
             yield Comment(None, "rank_ended", f"rank {session.rank} ended early: {goodbye.reason}")
@@ -261,7 +281,8 @@ class Run:
         view.state = RankState.LOST
         self._ordering.drop(entry.rank)
         last = "never heard" if view.position is None else f"last at {view.position}"
-        text = f"rank {entry.rank}: silent for {entry.silent:.0f} s, {last}; the log goes on without it"
+        why = "its process is gone" if entry.gone else f"silent for {entry.silent:.0f} s"
+        text = f"rank {entry.rank}: {why}, {last}; the log goes on without it"
         yield Comment(None, "rank_lost", text)
 
     def _held_out(self, entry: HeldOut) -> Iterator[Released]:
@@ -293,7 +314,9 @@ class Run:
         blocks = [item for item in items if isinstance(item, Block)]
         frames = tuple(frame for block in blocks for frame in block.frames)
         comments = tuple(_comment(rank, item) for item in items if not isinstance(item, Block))
-        self.ranks[rank].written += sum(frame.record_count for frame in frames)
+        for h, item in zip(held, items, strict=True):
+            if isinstance(item, Block):
+                self.accounts.written(h.session.number, position.attempt, item.record_count)
         time = blocks[-1].time if blocks else 0.0
         yield RankBlock(rank, position, frames, comments, late, held[-1].session.hello.total_steps, time)
 
@@ -321,8 +344,7 @@ class Run:
         if self.first_failure is not None:
             rank, text = self.first_failure
             yield Comment(None, "first_failure", f"rank {rank}: {text}")
-        written = sum(view.written for view in self.ranks.values())
-        dropped = sum(sum(view.dropped.values()) for view in self.ranks.values())
+        written, dropped = self.accounts.total_written(), self.accounts.total_dropped()
         text = f"attempt {len(self.intake.attempts)}: {written} records of {len(self.ranks)} ranks, {dropped} dropped"
         yield Comment(None, "end", text)
 
@@ -337,20 +359,27 @@ class Run:
         ordering = self._ordering.freeze(lambda h: [h.session.number, h.reference, h.index, h.size])
         ranks = [[rank, *view.freeze()] for rank, view in self.ranks.items()]
         announced = [[-1 if who is None else who, attempt] for who, attempt in self._announced.items()]
-        return [self.intake.freeze(), ordering, ranks, announced, self.ended, self.first_failure]
+        accounts = self.accounts.freeze()
+        return [self.intake.freeze(), ordering, ranks, accounts, announced, self.ended, self.first_failure]
 
     @classmethod
     def thaw(cls, frozen: list[Any], fetch: Callable[[int], bytes], *, held_bytes: int = HELD_BYTES) -> Run:
         """The state that `freeze` gave; what was held is fetched when its time comes."""
         self = cls(fetch, held_bytes=held_bytes)
-        intake, ordering, ranks, announced, self.ended, failure = frozen
+        intake, ordering, ranks, accounts, announced, self.ended, failure = frozen
         self.intake = Intake.thaw(intake)
         sessions = self.intake.sessions
         self._ordering = Ordering.thaw(ordering, lambda h: _Held(sessions[h[0]], h[1], h[2], h[3], None))
         self.ranks = {rank: RankView.thaw(fields) for rank, *fields in ranks}
+        self.accounts = Accounts.thaw(accounts)
         self._announced = {None if who < 0 else who: attempt for who, attempt in announced}
         self.first_failure = None if failure is None else (failure[0], failure[1])
         return self
+
+
+def _open_key(position: Position) -> Key:
+    """Where a rank may still produce that has an open block here: a step's value may come before its micro-steps."""
+    return Position(position.attempt, position.step, position.micro_step or 1).key
 
 
 def _comment(rank: int, item: Block | Note | Gap) -> Comment:

@@ -9,9 +9,11 @@ their spools fill: nothing is lost that they can hold.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import re
+import resource
 import signal
 import time
 from collections import Counter
@@ -22,7 +24,9 @@ from types import FrameType
 
 import zmq
 
+from .accounts import account_table
 from .config import RankdConfig
+from .description import describe, readable
 from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, encode_entry
 from .intake import Session
 from .journal import Journal
@@ -30,6 +34,7 @@ from .liveness import Liveness
 from .place import Place
 from .protocol.errors import ProtocolError, RankdError, VersionError
 from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
+from .rescue import Rescue
 from .run import RankState, Released, Run
 from .sinks.sink import Sink
 from .sinks.speclog import SpecLogSink
@@ -43,6 +48,8 @@ _TICK = 0.1
 # What one turn takes at most, so that acknowledgements are never far behind.
 _TURN_MESSAGES = 512
 _TURN_BYTES = 4 * 2**20
+# Files and sockets: four a rank at 16,384 ranks.
+_MOST_FILES = 65_536
 # How often a write that failed is tried again.
 _RETRY = 0.5
 # How long the last acknowledgements may take to leave at the end.
@@ -73,6 +80,7 @@ class Collector:
     """
 
     def __init__(self, config: RankdConfig, *, patience: float | None = None) -> None:
+        _allow_files()
         self._config = config
         self._patience = patience
         self._place = Place(Path(config.output))
@@ -85,11 +93,23 @@ class Collector:
         )
         self._sink: Sink = SpecLogSink(self._place.output, index=True)
         self._run = Run(self._journal.fetch)
-        self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold)
         self._peers: dict[bytes, Session] = {}
+        # Who delivers for a process that is gone: what comes from there does not make the rank look alive.
+        self._deliverers: dict[bytes, Session] = {}
         self._refusals: Counter[str] = Counter()
         self._signal = 0
+        self._writer = self._place.writer(self._run_id)
+        self._described: object = None
         self._recover()
+        lost = [rank for rank, view in self._run.ranks.items() if view.state is RankState.LOST]
+        self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold, lost=lost)
+        self._rescue = Rescue(
+            self._run,
+            self._liveness,
+            output=self._place.output,
+            spools=config.spool.place(config.output),
+            beat_interval=config.beat_interval,
+        )
         self._context = zmq.Context()
         self._socket = self._bind()
 
@@ -143,28 +163,35 @@ class Collector:
 
     def run(self) -> Outcome:
         """Serve until all ranks have said goodbye, or are missing for too long, or a signal comes."""
-        self._place.publish(self.endpoint, self._run_id)
-        log.info("collecting for %s on %s", self._place.output, self.endpoint)
         with self._signals():
             try:
+                self._until_possible("the connection file", lambda: self._place.publish(self.endpoint, self._run_id))
+                log.info("collecting for %s on %s", self._place.output, self.endpoint)
                 status = self._serve()
             except _StopRequestedError:
                 status = 128 + self._signal
             finally:
+                self._describe()
                 self._shut()
         return Outcome(status, self._summary(status))
 
     def _serve(self) -> int:
-        started = time.monotonic()
+        started = before = time.monotonic()
         quiet_since: float | None = None
         while True:
             drained = self._turn()
             now = time.monotonic()
-            if self._run.finished and not self._run.ended:
+            if (turn := now - before) > self._config.beat_interval:
+                # Stopped, or out of disk: what the ranks have said meanwhile is still to be read.
+                self._liveness.stalled(turn, now)
+                quiet_since = quiet_since and min(quiet_since + turn, now)
+            before = now
+            if self._run.finished and not self._run.ended and self._rescue.settled(now):
                 self._commit([Ended()])
                 return 0
             quiet_since = (quiet_since or now) if self._nobody_left() else None
-            if quiet_since is not None and now - quiet_since >= self._config.linger:
+            lingered = quiet_since is not None and now - quiet_since >= self._config.linger
+            if lingered and self._rescue.settled(now):
                 self._commit([Ended()])
                 return 1
             never_heard = not self._peers and not self._run.counting()
@@ -172,7 +199,9 @@ class Collector:
                 log.error("no rank has said hello for %.0f s; giving up", self._patience)
                 return 1
             if drained:
-                self._commit(list(self._liveness.due(now, self._run.counting(), self._run.waiting())))
+                self._describe()
+                self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
+                self._commit(self._rescue.due(now))
 
     def _nobody_left(self) -> bool:
         """No rank is alive or expected, but some have not said goodbye."""
@@ -208,17 +237,21 @@ class Collector:
             if len(parts) != 1:
                 raise ProtocolError(f"a message has one part, got {len(parts)}")
             message = decode_message(parts[0])
-            session = self._peers.get(peer)
+            deliverer = self._deliverers.get(peer)
+            session = deliverer or self._peers.get(peer)
             match message:
                 case Hello():
                     # A hello changes who is who; what came before it is stored first.
                     self._store(entries, touched)
                     self._hello(peer, message)
-                case Data() if session is not None:
-                    self._data(session, message, entries)
-                    touched[peer] = session
-                case Beat() if session is not None:
-                    self._heard(session, entries)
+                case Data() | Beat() if session is not None:
+                    if deliverer is None:
+                        self._heard(session, entries)
+                    else:
+                        self._rescue.delivered(session, time.monotonic())
+                    if isinstance(message, Data):
+                        self._data(session, message, entries)
+                        touched[peer] = session
                 case Data() | Beat():
                     self._send(peer, Who())
                 case _:
@@ -243,19 +276,23 @@ class Collector:
                 self._liveness.rejoined(hello.rank, time.monotonic())
             session = self._run.intake.session(hello.session)
             assert session is not None
-        if not hello.recovered:
+        if hello.recovered:
+            self._deliverers = {p: s for p, s in self._deliverers.items() if s is not session}
+            self._deliverers[peer] = session
+            self._rescue.delivered(session, time.monotonic())
+        else:
             self._peers = {p: s for p, s in self._peers.items() if s.rank != hello.rank}
-        self._peers[peer] = session
+            self._peers[peer] = session
         self._send(peer, Welcome(self._run_id, session.stored, self._config.beat_interval))
 
     def _is_alive(self, session: Session) -> bool:
         view = self._run.ranks[session.rank]
         # Three beats: a process that was killed is taken for dead long before it counts as lost.
         silent = self._liveness.silent(session.rank, time.monotonic())
-        return view.state in (RankState.LIVE, RankState.HELD_OUT) and silent < 3 * self._config.beat_interval
+        heard = view.state in (RankState.LIVE, RankState.HELD_OUT) and silent < 3 * self._config.beat_interval
+        return heard and not self._rescue.is_gone(session)
 
     def _data(self, session: Session, data: Data, entries: list[Entry]) -> None:
-        self._heard(session, entries)
         admitted = self._run.intake.admit(session, data.items)
         if admitted.raws:
             entries.append(Stored(session.number, admitted.raws, admitted.items))
@@ -269,7 +306,7 @@ class Collector:
         """A peer's fault: say so, count it, and forget the peer; the others are not disturbed."""
         kind = "version" if isinstance(error, VersionError) else "protocol"
         self._refusals[kind] += 1
-        session = self._peers.pop(peer, None)
+        session = self._peers.pop(peer, None) or self._deliverers.pop(peer, None)
         who = f"peer {peer.hex()}" if session is None else f"rank {session.rank} ({session.hello.host})"
         if self._refusals[kind] <= 10:
             log.warning("refused %s: %s", who, error)
@@ -322,6 +359,19 @@ class Collector:
         for path in self._journal.forget(self._run.oldest_needed(otherwise=self._journal.end)):
             log.info("deleted %s (rankd.journal.keep)", path)
 
+    def _describe(self) -> None:
+        """Keep `run.json` and `RUN.md` up to date; where they cannot be written, the logs go on all the same."""
+        intake = self._run.intake
+        now = (len(intake.sessions), len(intake.attempts), self._run.ended)
+        if now == self._described or not intake.sessions:
+            return
+        self._described = now
+        description = describe(self._run, self._writer)
+        try:
+            self._place.describe(json.dumps(description, indent=1) + "\n", readable(description))
+        except OSError as e:
+            log.warning("run.json and RUN.md cannot be written now: %s", e.strerror)
+
     def _until_possible(self, what: str, write: Callable[[], None]) -> None:
         reported = False
         while True:
@@ -353,6 +403,7 @@ class Collector:
     # -- shutdown -----------------------------------------------------------------------------------------------------
 
     def _shut(self) -> None:
+        self._rescue.close()
         self._place.withdraw()
         self._socket.close(_LINGER_MS)
         self._context.term()
@@ -374,15 +425,18 @@ class Collector:
                 signal.signal(number, handler)
 
     def _summary(self, status: int) -> str:
-        lines = ["rank  state     last position                  written  produced  dropped"]
-        for rank, view in sorted(self._run.ranks.items()):
-            dropped = ", ".join(f"{n} {cause}" for cause, n in sorted(view.dropped.items())) or "0"
-            produced = "?" if view.produced is None else str(view.produced)
-            where = str(view.position or "-")
-            lines.append(f"{rank:4}  {view.state.value:8}  {where:28}  {view.written:8}  {produced:>8}  {dropped}")
+        lines = account_table(self._run.rows())
         if missing := self._run.missing():
             lines.append(f"no goodbye from: {', '.join(map(str, missing))}")
         if self._refusals:
             lines.append("refused: " + ", ".join(f"{n} × {kind}" for kind, n in sorted(self._refusals.items())))
         lines.append(f"logs: {self._place.output / 'merged.log'} (status {status})")
         return "\n".join(lines)
+
+
+def _allow_files() -> None:
+    """A socket and a log for each rank are more than the usual soft limit of 1,024 files allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
-__all__ = ["LogFiles"]
+__all__ = ["Buffer", "LogFiles"]
 
 _logger = logging.getLogger(__name__)
 
-# A quarter of the usual soft limit of 1,024: the sockets of 1,024 ranks, the journal and other sinks need theirs too.
-# Opening a log again costs some microseconds, for a write of some ten thousand bytes.
-_MAX_OPEN_FILES = 256
+# Of the files that this process may open, the logs take half: the sockets of the ranks, the journal and other sinks
+# need theirs too. Opening a log again costs about as much as writing a block.
+_SHARE_OF_FILES = 2
+_LEAST_OPEN_FILES = 64
+
+# IOV_MAX of Linux: one call takes no more buffers.
+_MAX_PARTS = 1_024
+
+Buffer: TypeAlias = bytes | memoryview
 
 
 class LogFiles:
@@ -40,12 +48,10 @@ class LogFiles:
         """How many bytes wait for `push`. While there are any, `sizes` is ahead of the files."""
         return sum(len(log.waiting) for log in self._waiting.values())
 
-    def take(self, name: str, parts: Iterable[bytes]) -> None:
-        """This comes next in that file; `push` writes it."""
-        text = b"".join(parts)
-        if text:
-            self._log(name).take(text)
-            self._waiting[name] = self._logs[name]
+    def take(self, name: str, parts: list[Buffer]) -> None:
+        """These come next in that file; `push` writes them."""
+        self._log(name).take(parts)
+        self._waiting[name] = self._logs[name]
 
     def size(self, name: str) -> int:
         """Of one file, once nothing is `unwritten`."""
@@ -125,8 +131,10 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.position = 0
-        # Bytes as long as nothing has to wait for a second call: a copy of everything would be a tenth of all the work.
         self.waiting: bytes | bytearray = b""
+        # What comes after `waiting`, as it was rendered: as long as nothing has to wait for a second call it goes to
+        # the file from there. A copy of everything would be a tenth of all the work.
+        self._parts: list[Buffer] = []
         self._size = 0  # of the file, as far as this process knows
 
     @property
@@ -147,14 +155,17 @@ class LogFile:
                 self.path, self._size, checkpoint, checkpoint - self._size,
             )  # fmt: skip
 
-    def take(self, text: bytes) -> None:
-        """`text` comes after what waits."""
-        if not self.waiting:
-            self.waiting = text
-        else:
+    def take(self, parts: list[Buffer]) -> None:
+        """`parts` come after what waits."""
+        self._parts += parts
+
+    def _gather(self) -> None:
+        """All of it into `waiting`."""
+        if self._parts:
             # A bytearray grows in place, however long the disk stays full.
-            self.waiting = self.waiting if isinstance(self.waiting, bytearray) else bytearray(self.waiting)
-            self.waiting += text
+            self.waiting = bytearray(self.waiting) if isinstance(self.waiting, bytes) else self.waiting
+            self.waiting += b"".join(self._parts)
+            self._parts = []
 
     def _advance(self, count: int) -> None:
         """The first `count` bytes of what waits are in the file."""
@@ -166,6 +177,11 @@ class LogFile:
 
     def push(self, files: OpenFiles) -> None:
         """Write what waits, except for what the file holds already."""
+        try:
+            if not self.ahead and not self.waiting:
+                self._push_parts(files.open(self.path))
+        finally:
+            self._gather()
         while self.waiting:
             fd = files.open(self.path)
             if self.ahead:
@@ -175,6 +191,21 @@ class LogFile:
             written = os.write(fd, self.waiting)
             self._advance(written)
             self._size = self.position
+
+    def _push_parts(self, fd: int) -> None:
+        """Write the parts where they lie; at the first that is not written whole, the rest is gathered and waits."""
+        while self._parts:
+            batch, self._parts = self._parts[:_MAX_PARTS], self._parts[_MAX_PARTS:]
+            try:
+                written = os.writev(fd, batch)
+            except OSError:
+                self._parts = batch + self._parts
+                raise
+            self.position += written
+            self._size = self.position
+            if written < sum(map(len, batch)):
+                self._parts = [memoryview(b"".join(batch))[written:], *self._parts]
+                return
 
     def _skip(self, fd: int) -> None:
         """Pass over what the file holds; where that is something else, cut it there."""
@@ -218,8 +249,9 @@ def _size_of(path: Path) -> int:
 class OpenFiles:
     """File descriptors for appending; beyond a number of them, the one that was not used for longest is closed."""
 
-    def __init__(self, most: int = _MAX_OPEN_FILES) -> None:
-        self._most = most
+    def __init__(self, most: int | None = None) -> None:
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = most or max(_LEAST_OPEN_FILES, allowed // _SHARE_OF_FILES)
         self._open: OrderedDict[Path, int] = OrderedDict()
 
     def open(self, path: Path) -> int:

@@ -3,28 +3,73 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..protocol.records import Comment, RankBlock
-from ..protocol.speclog import Renderer, merged_text
-from .files import LogFiles
+from ..protocol.speclog import Renderer, merged_parts
+from .files import Buffer, LogFiles
 from .merged_index import MERGED_INDEX, IndexWriter
 
-__all__ = ["MERGED_LOG", "SpecLogSink", "rank_log"]
+__all__ = ["MERGED_LOG", "SpecLogSink", "is_log", "log_texts", "rank_log"]
 
 MERGED_LOG = "merged.log"
+
+# Rendered and written before the next, in bytes of columns; a norm's 8 become some 160 of text. What is rendered shall
+# still be in the processor's cache when it is written.
+_BATCH_BYTES = 2**16
 
 _RANK_LOG = re.compile(r"rank_(0|[1-9][0-9]*)/monitor\.log")
 
 
-def _is_log(name: str) -> bool:
-    return name in (MERGED_LOG, MERGED_INDEX) or _RANK_LOG.fullmatch(name) is not None
+def is_log(name: str) -> bool:
+    """Whether this relative path is that of a text log."""
+    return name == MERGED_LOG or _RANK_LOG.fullmatch(name) is not None
 
 
 def rank_log(rank: int) -> str:
     """The log of `rank`, relative to the output directory."""
     return f"rank_{rank}/monitor.log"
+
+
+def log_texts(renderer: Renderer, released: Iterable[RankBlock | Comment]) -> dict[str, bytes]:
+    """What these add to each log, by its path below the output directory; merged.log comes last."""
+    return {name: b"".join(parts) for name, parts in _log_parts(renderer, released).items()}
+
+
+def _log_parts(
+    renderer: Renderer, released: Iterable[RankBlock | Comment], index: IndexWriter | None = None
+) -> dict[str, list[Buffer]]:
+    """`log_texts`, as buffers to be written one after the other; with `index`, what that adds to its file too."""
+    logs: dict[str, list[Buffer]] = {}
+    merged: list[Buffer] = []
+    entries: list[Buffer] = []
+    for each in released:
+        text = renderer.block(each) if isinstance(each, RankBlock) else renderer.comment(each)
+        if not text:
+            continue
+        if each.rank is not None:
+            logs.setdefault(rank_log(each.rank), []).append(text)
+        parts = merged_parts(each.rank, text)
+        merged += parts
+        if index is not None and (entry := index.take(each, sum(map(len, parts)))):
+            entries.append(entry)
+    if not merged:
+        return {}
+    # The index last: a reader finds in the log what the index names.
+    return {**logs, MERGED_LOG: merged, MERGED_INDEX: entries} if entries else {**logs, MERGED_LOG: merged}
+
+
+def _batches(released: Sequence[RankBlock | Comment]) -> Iterator[Sequence[RankBlock | Comment]]:
+    """Cut where about _BATCH_BYTES of columns are together."""
+    start = size = 0
+    for index, each in enumerate(released):
+        size += sum(len(frame.column) for frame in each.frames) if isinstance(each, RankBlock) else 0
+        if size >= _BATCH_BYTES:
+            yield released[start : index + 1]
+            start, size = index + 1, 0
+    if start < len(released):
+        yield released[start:]
 
 
 class SpecLogSink:
@@ -59,20 +104,19 @@ class SpecLogSink:
         Raises:
             OSError: of the first log that could not be written; the others are. `retry` writes the rest.
         """
-        texts: dict[int, list[bytes]] = {}
-        merged = []
-        # Rendered as a whole before the first byte is written: if that fails, no log has a part of it.
-        for each in released:
-            text = self._renderer.block(each) if isinstance(each, RankBlock) else self._renderer.comment(each)
-            if text and each.rank is not None:
-                texts.setdefault(each.rank, []).append(text)
-            merged.append(merged_text(each.rank, text))
-        entries = self._index_entries(released, merged)
-        for rank, parts in texts.items():
-            self._files.take(rank_log(rank), parts)
-        self._files.take(MERGED_LOG, merged)
-        self._files.take(MERGED_INDEX, entries)  # last: a reader finds in the log what the index names
-        self.retry()
+        # A failure keeps what it could not write waiting, and the rest is rendered all the same.
+        failure: OSError | None = None
+        if self._with_index and self._index is None:
+            self._index = self._index_writer({})
+        for batch in _batches(released):
+            for name, parts in _log_parts(self._renderer, batch, self._index).items():
+                self._files.take(name, parts)
+            try:
+                self.retry()
+            except OSError as e:
+                failure = failure or e
+        if failure is not None:
+            raise failure
 
     def retry(self) -> None:
         """Write what waits, of each log from the byte where it stopped; does nothing when nothing waits.
@@ -90,7 +134,7 @@ class SpecLogSink:
     def reaches(self, sizes: Mapping[str, int]) -> bool:
         """Whether no log is shorter than this checkpoint says."""
         # Not the index: a reader does without it, and no log is worth being rendered again for its sake.
-        return self._files.reaches({n: size for n, size in sizes.items() if _is_log(n) and n != MERGED_INDEX})
+        return self._files.reaches({n: size for n, size in sizes.items() if is_log(n)})
 
     def resume(self, sizes: Mapping[str, int]) -> None:
         """Go on from a checkpoint: see `Sink`. A log that is shorter than at the checkpoint gets a warning, and is
@@ -99,7 +143,7 @@ class SpecLogSink:
         Raises:
             OSError: the output directory cannot be read.
         """
-        known = {name: size for name, size in sizes.items() if _is_log(name)}
+        known = {name: size for name, size in sizes.items() if is_log(name) or name == MERGED_INDEX}
         found = {str(path.relative_to(self._output)) for path in self._output.glob("rank_*/monitor.log")}
         names = {MERGED_LOG, *known, *filter(_RANK_LOG.fullmatch, found)}
         if self._with_index:
@@ -118,13 +162,6 @@ class SpecLogSink:
     def close(self) -> None:
         """Let go of all files. What is `unwritten` is gone from here, not from the journal."""
         self._files.close()
-
-    def _index_entries(self, released: Sequence[RankBlock | Comment], merged: Sequence[bytes]) -> list[bytes]:
-        if not self._with_index:
-            return []
-        if self._index is None:
-            self._index = self._index_writer({})
-        return [self._index.take(each, len(text)) for each, text in zip(released, merged, strict=True)]
 
     def _index_writer(self, sizes: Mapping[str, int]) -> IndexWriter:
         if self._files.size(MERGED_INDEX) < sizes.get(MERGED_INDEX, 0):

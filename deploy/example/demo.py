@@ -6,6 +6,7 @@ alone. Ends with the job's exit status. Ctrl-C ends everything that the demo sta
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
@@ -16,6 +17,7 @@ import time
 import uuid
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 import yaml
@@ -75,17 +77,20 @@ def descendants(marker: str) -> list[psutil.Process]:
     return found
 
 
-def end_descendants(marker: str) -> None:
-    """End what the demo started, by process id: politely, then not."""
+def end_descendants(marker: str) -> list[str]:
+    """End what the demo started, by process id: politely, then not. What had to be ended so, one description each."""
+    ended = []
     for end in (psutil.Process.terminate, psutil.Process.kill):
         processes = descendants(marker)
         for process in processes:
             with contextlib.suppress(psutil.Error):
+                ended.append(f"{process.pid}: {' '.join(process.cmdline())}")
                 end(process)
         psutil.wait_procs(processes, timeout=5)
+    return ended
 
 
-def run_job(output: Path, merged: Path, marker: str) -> int:
+def run_job(output: Path, merged: Path, marker: str, steps: int) -> int:
     """Run the training job in `output`, showing `merged` as it grows; the job's exit status."""
     environment = os.environ | {MARKER_VARIABLE: marker, "PYTHON": sys.executable}
     tail = Tail(merged)
@@ -93,7 +98,10 @@ def run_job(output: Path, merged: Path, marker: str) -> int:
     with (output / "msrun.log").open("wb") as log:
         # A session of its own, so that Ctrl-C reaches the demo alone, which then ends all of them.
         job = subprocess.Popen(
-            [MSRUN, "--cpu", "--workers", str(RANKS), "--config", CONFIG, "--log-dir", LOG_DIR],
+            [
+                *(MSRUN, "--cpu", "--workers", str(RANKS), "--config", CONFIG, "--log-dir", LOG_DIR),
+                *("--", "--steps", str(steps)),
+            ],
             cwd=output,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -118,6 +126,8 @@ def run_job(output: Path, merged: Path, marker: str) -> int:
 def show_tree(folder: Path, depth: int = 3, indent: str = "  ") -> None:
     """Print what `folder` holds, with sizes; folders below `depth` as one line with their total."""
     for path in sorted(folder.iterdir()):
+        if path.name == MARKER_FILE:
+            continue
         if not path.is_dir():
             print(f"{path.stat().st_size:>12,} {indent}{path.name}")
         elif depth > 1:
@@ -129,14 +139,35 @@ def show_tree(folder: Path, depth: int = 3, indent: str = "  ") -> None:
             print(f"{total:>12,} {indent}{path.name}/  ({len(files)} files)")
 
 
-def show_profile(output: Path, rank: int) -> None:
-    """Print what the MindSpore Profiler left for one rank."""
-    traces = sorted(p for p in output.rglob("*_ascend_ms") if p.parent.name == f"rank_{rank}")
-    if not traces:
-        print(f"\nno profile of rank {rank} was written")
-    for trace in traces:
-        print(f"\nprofile of rank {rank}: {trace.relative_to(output.parent)}")
+def show_profile(logs: Path, section: dict[str, Any]) -> None:
+    """Print what the chosen rank says about its profile, and what the MindSpore Profiler left."""
+    (rank,) = section["profiler_rank"]
+    lines = (logs / f"rank_{rank}" / "monitor.log").read_text(encoding="utf-8").splitlines()
+    told = [line for line in lines if line.startswith("# profile ")]
+    print(
+        f"\nOnly rank {rank} ran the MindSpore Profiler, in steps {section['start_step']} to {section['end_step']}. ",
+        end="",
+    )
+    print("When the output had been checked, its log said:" if told else "Its log does not say what became of it.")
+    for line in told:
+        print(f"  [rank_{rank}] {line}")
+    for trace in sorted((logs.parent / section["output_path"] / f"rank_{rank}").glob("*_ascend_ms")):
+        print("  In there:")
         show_tree(trace, depth=2)
+        print("  trace_view.json opens in MindStudio Insight, chrome://tracing or https://ui.perfetto.dev.")
+
+
+def show_commands(merged: Path, logs: Path) -> None:
+    """Print how to look at the logs."""
+    commands = {
+        f"tail -F {merged}": "all ranks, in order",
+        f"tail -F {logs / 'rank_2' / 'monitor.log'}": "one rank",
+        f"grep device_loss {merged}": "one metric, all ranks",
+        f"grep -F '] # ' {merged}": "what rankd itself has to say",
+    }
+    print("\nLook at it again, or at a run while it trains:")
+    for command, meaning in commands.items():
+        print(f"  {command:{max(map(len, commands))}}  {meaning}")
 
 
 def show_failure(output: Path) -> None:
@@ -152,29 +183,45 @@ def interrupt(_signum: int, _frame: FrameType | None) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Train the example on 4 ranks and show what rankd writes.")
+    parser.add_argument("--steps", type=int, default=20, help="training steps (default: %(default)s)")
+    steps = parser.parse_args().steps
     output = Path.cwd() / "demo-output"
     fresh_folder(output)
-    merged = output / yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["rankd"]["output"] / "merged.log"
+    config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    logs = output / config["rankd"]["output"]
+    merged = logs / "merged.log"
     marker = uuid.uuid4().hex
     signal.signal(signal.SIGTERM, interrupt)
-    print(f"training on {RANKS} ranks; this is {merged.relative_to(output.parent)} as it grows:\n", flush=True)
+    print(f"Training {steps} steps on {RANKS} ranks with MindSpore on CPU; they need 10 to 20 s to start.")
+    print(f"What follows is {merged.relative_to(output.parent)} as it grows.\n", flush=True)
+    left: list[str] = []
     try:
-        status = run_job(output, merged, marker)
+        status = run_job(output, merged, marker, steps)
     except KeyboardInterrupt:
         print("\ninterrupted; ending what the demo started", file=sys.stderr)
         status = 130
     finally:
-        end_descendants(marker)
+        left = end_descendants(marker)
     if status:
         show_failure(output)
         print(f"\nthe job failed with status {status}", file=sys.stderr)
         return status if status > 0 else 128 - status
+    if left:
+        print(
+            f"\nthe job ended well, but these had not ended {SETTLE_SECONDS:.0f} s later:",
+            *left,
+            sep="\n  ",
+            file=sys.stderr,
+        )
+        return 1
     if not merged.is_file():
         print(f"the job ended well, but {merged.relative_to(output.parent)} was not written", file=sys.stderr)
         return 1
-    print("\nwhat was written where (bytes):")
+    print(f"\nThat was the whole run. In {output.name}/ (bytes):")
     show_tree(output)
-    show_profile(output, rank=1)
+    show_profile(logs, config["profiler"])
+    show_commands(merged.relative_to(output.parent), logs.relative_to(output.parent))
     return 0
 
 

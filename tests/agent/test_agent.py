@@ -2,94 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-import os
 import signal
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 
 import pytest
+from tests.support import PATIENCE, YAML, collected, finish, script, values
 
 from rankd.collector.protocol.records import Comment, Record
-from rankd.collector.protocol.speclog import parse
-
-PATIENCE = 30.0
-
-# A training without a framework: four micro-steps a step, gradients that are known.
-LOOP = """
-import os, sys, time
-import numpy as np
-from rankd.agent import Agent
-
-class Parameter:
-    def __init__(self, name):
-        self.name = name
-
-class Model:
-    def trainable_params(self):
-        return [Parameter("decoder.layers.0.weight"), Parameter("decoder.layers.0.bias"), Parameter("output.weight")]
-
-def train(agent, steps=3, micro_steps=4, before_micro_step=lambda step, micro_step: None):
-    for step in range(1, steps + 1):
-        with agent.step(step):
-            accumulated = [np.zeros(4, np.float32), np.zeros(2, np.float32), np.zeros(3, np.float32)]
-            for micro_step in range(1, micro_steps + 1):
-                before_micro_step(step, micro_step)
-                for gradient in accumulated:
-                    gradient += step
-                agent.micro_step(loss=step + micro_step / 10, grads=accumulated)
-            agent.end_step(loss=float(step), lr=1e-3, grad_norm=0.5)
-"""
-
-YAML = """
-monitor:
-  train_state:
-    local_norm: [weight]
-    device_norm: "layers.0"
-    local_loss: True
-    device_loss: True
-rankd:
-  output: out
-"""
-
-
-def script(tmp_path: Path, body: str, *, yaml: str = YAML, **environ: str) -> subprocess.Popen[str]:
-    """Start a training script in tmp_path."""
-    (tmp_path / "train.yaml").write_text(yaml)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "MS_"))}
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", LOOP + textwrap.dedent(body)],
-        cwd=tmp_path,
-        env={**clean, **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its status and what it said on stderr."""
-    _, said = process.communicate(timeout=PATIENCE)
-    return process.returncode, said
-
-
-def collected(tmp_path: Path) -> list[Record | Comment]:
-    """Wait for the collector's end; the content of merged.log."""
-    log = tmp_path / "out" / "merged.log"
-    deadline = time.monotonic() + PATIENCE
-    while not (log.exists() and b"[collector] # end" in log.read_bytes()):
-        assert time.monotonic() < deadline, (tmp_path / "out" / ".rankd" / "collector.log").read_text()
-        time.sleep(0.01)
-    return list(parse(log.read_bytes().splitlines(keepends=True)))
-
-
-def values(content: list[Record | Comment], metric: str, rank: int = 0) -> dict[tuple[int, int | None], object]:
-    """The values of a scalar metric of a rank by (step, micro_step)."""
-    records = [r for r in content if isinstance(r, Record) and r.metric == metric and r.rank == rank]
-    return {(r.position.step, r.position.micro_step): r.value for r in records}
 
 
 def test_a_training_is_recorded(tmp_path: Path) -> None:
@@ -150,7 +71,9 @@ def test_wrong_calls_warn_once_and_training_goes_on(tmp_path: Path) -> None:
     status, said = finish(script(tmp_path, body))
     assert status == 0
     assert said.count("rankd: log failed, training goes on") == 1
-    assert said.count("rankd: micro_step failed, training goes on") == 1
+    assert said.count("rankd: GradientNorms.micro_step failed, training goes on") == 1
+    assert said.count("rankd: LossMonitor.micro_step failed, training goes on") == 1
+    assert said.count("asked for, and not given by the training loop in step 1") == 1
     assert "a step is an integer from 1 on, got 0" in said
     content = collected(tmp_path)
     assert values(content, "fine") == {(1, None): 1.0, (2, None): 2.0}
@@ -299,6 +222,23 @@ def test_the_collector_outlives_the_process_group_of_rank_0(tmp_path: Path) -> N
     assert all("rank 0" in text for text in told)
 
 
+def test_the_collector_inherits_our_variables_and_not_who_the_rank_is(tmp_path: Path) -> None:
+    """What a user sets for all processes reaches it; the launcher's variables and the rank's identity do not."""
+    body = """
+    import json, psutil
+    with Agent.from_yaml("train.yaml", model=Model()) as a:
+        train(a)
+        while not a.connected:
+            time.sleep(0.01)
+        (collector,) = psutil.Process().children()
+        print(json.dumps([name for name in collector.environ() if "RANK" in name or name.startswith("MS_")]))
+    """
+    environ = {"RANKD_RANK": "0", "RANKD_WORLD_SIZE": "1", "RANK_TABLE_FILE": "x", "MS_ROLE": "MS_WORKER"}
+    out, said = script(tmp_path, body, RANKD_OF_A_USER="1", **environ).communicate(timeout=PATIENCE)
+    assert (json.loads(out), said) == (["RANKD_OF_A_USER"], "")
+    collected(tmp_path)
+
+
 def test_eight_ranks_with_long_lines_at_once(tmp_path: Path) -> None:
     """COMPLAINTS 1 and 2: every line whole and with its rank; equal values on all ranks and in a row all there."""
     name = "x" * 1_000
@@ -310,7 +250,8 @@ def test_eight_ranks_with_long_lines_at_once(tmp_path: Path) -> None:
                 a.micro_step(loss=0.25)
                 a.end_step(loss=0.25)
     """
-    ranks = [script(tmp_path, body, RANKD_RANK=str(r), RANKD_WORLD_SIZE="8") for r in range(8)]
+    yaml = "monitor: {train_state: {local_loss: True}}\nrankd: {output: out}\n"
+    ranks = [script(tmp_path, body, yaml=yaml, RANKD_RANK=str(r), RANKD_WORLD_SIZE="8") for r in range(8)]
     assert [finish(r) for r in ranks] == [(0, "")] * 8
     content = collected(tmp_path)
     for rank in range(8):

@@ -38,3 +38,23 @@ def test_who_holds_a_position_up_for_too_long_is_held_out() -> None:
     assert liveness.due(599, BOTH, ((1, 1, 2), waiting)) == []
     assert liveness.due(600, BOTH, ((1, 1, 2), waiting)) == [HeldOut(1, 301)]
     assert liveness.due(601, BOTH, None) == []
+
+
+def test_a_restarted_collector_knows_who_was_lost() -> None:
+    """The first word of a rank that was lost before the restart brings it back."""
+    assert Liveness(lost_after=60, max_hold=300, lost=[3]).heard(3, 0) == Back(3)
+
+
+def test_a_collector_that_was_stopped_blames_nobody() -> None:
+    """The time for which it was stopped counts neither as silence nor as holding up; what follows does."""
+    watch = Liveness(lost_after=10, max_hold=20)
+    head = ((1, 1, 1), frozenset({1}))
+    watch.due(0, frozenset({0, 1}), head)
+    watch.heard(0, 100.0)
+    watch.stalled(99, 100)
+    assert watch.due(100, frozenset({0, 1}), head) == []
+    assert watch.silent(0, 100) == 0
+    assert watch.due(109.5, frozenset({0, 1}), head) == [Lost(1, 10.5)]
+    for rank in (0, 1):
+        assert watch.heard(rank, 119.0) == (Back(1) if rank else None)
+    assert watch.due(119.5, frozenset({0, 1}), head) == [HeldOut(1, 20.5)]

@@ -280,6 +280,21 @@ def test_an_addendum_to_a_released_position_is_late_and_no_new_attempt() -> None
     assert len(core.run.intake.attempts) == 1
 
 
+def test_a_value_of_the_step_before_its_micro_steps_does_not_pass_them() -> None:
+    """A scalar logged for a step at its beginning: the step's micro-steps are still waited for, and are not late."""
+    core = Core()
+    trainings = [training(rank, 2, steps=(1,)) for rank in (0, 1)]
+    early = Block(2, 1, None, False, 0.0, (Frame.scalar("eval_loss", 2.5),))
+    for one in trainings:
+        core.open(one)
+    core.deliver(trainings[0])
+    session = core.run.intake.session(trainings[1].hello.session)
+    assert session is not None
+    first = [trainings[1].items[0], encode_item(early)]
+    core.apply(core.run.admitted(core.run.intake.admit(session, first)))
+    assert where(core.released) == []
+
+
 def test_a_second_live_process_of_a_rank_is_refused_and_told_who_holds_it() -> None:
     """SPEC section 6: two live agents that claim one rank; a dead one is replaced."""
     core = Core()

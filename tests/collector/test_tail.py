@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from rankd.collector.protocol.wire import Data
 from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink
 
+from ..support import PATIENCE, CollectorProcess, Peer, wait_for
 from .releases import begin, steps, write_logs
 from .streams import training
-from .test_server import PATIENCE, CollectorProcess, Peer, wait_for, whole
 
 
 def command(output: Path, *options: str) -> list[str]:
@@ -242,7 +243,7 @@ def test_a_collector_that_is_killed_and_started_again(tmp_path: Path, follow: Ca
         for one in ranks:
             made.append(Peer(collector))
             acked = made[-1].welcome(one.hello).acked
-            made[-1].say(type(whole(one))(one.items[acked : len(one.items) * (round_ + 1) // 3]))
+            made[-1].say(Data(one.items[acked : len(one.items) * (round_ + 1) // 3]))
         if round_ < 2:
             wait_for(lambda: follower.seen and follower.seen == log.read_bytes())
             collector.kill()

@@ -246,7 +246,7 @@ def test_every_golden_file_is_tested() -> None:
 
 def test_public_names() -> None:
     """The module exports what the docs promise."""
-    assert speclog.__all__ == ["RESERVED_KINDS", "Renderer", "merged_text", "parse"]
+    assert speclog.__all__ == ["RESERVED_KINDS", "Renderer", "merged_parts", "merged_text", "parse"]
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

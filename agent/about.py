@@ -1,0 +1,69 @@
+"""What a process says about itself when it joins: versions and configuration, for the run's description."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+
+from ..collector.protocol.about import CONFIGURATION, pack_text
+from ..collector.settings import Settings
+from .config import AgentConfig
+from .identity import Identity
+
+__all__ = ["effective", "facts", "version_of"]
+
+# The limits of `Hello.about`: what a user adds must not keep the agent from starting.
+_MOST_ADDED = 16
+_LONGEST_KEY, _LONGEST_VALUE = 64, 256
+_DIGEST_DIGITS = 16
+
+
+def facts(config: AgentConfig, who: Identity, more: Mapping[str, object] | None = None) -> dict[str, str]:
+    """The facts of this process.
+
+    Args:
+        config: the configuration as used. Rank 0 tells all of it, the others its digest, by which a difference is seen.
+        who: the identity of the process.
+        more: added as it is, as text; where the rank stands in the parallel layout (`dp`, `tp`, `pp`, `ep`), say.
+    """
+    text = json.dumps(effective(config))
+    told = {
+        "local_norm_kind": config.rankd.local_norm_kind,
+        "identity": _clipped(who.source, _LONGEST_VALUE),
+        "python": platform.python_version(),
+        "configuration_digest": hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_DIGITS],
+    }
+    for name in ("rankd", "mindspore", "mindformers"):
+        version = version_of(name)
+        if version is not None:
+            told[name] = version
+    more_facts = {_clipped(str(k), _LONGEST_KEY): _clipped(str(v), _LONGEST_VALUE) for k, v in (more or {}).items()}
+    told |= dict([(k, v) for k, v in more_facts.items() if k][:_MOST_ADDED])
+    return told | pack_text(CONFIGURATION, text) if who.rank == 0 else told
+
+
+def effective(config: AgentConfig) -> dict[str, dict[str, object]]:
+    """The sections that rankd reads, with every default filled in, as YAML and JSON hold them."""
+    sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {
+        # An entry of the list `callbacks` has no place of its own.
+        section.dotted or f"callbacks.{name}": section.to_mapping()
+        for name, section in sections.items()
+        if isinstance(section, Settings)
+    }
+
+
+def version_of(distribution: str) -> str | None:
+    """The version of an installed distribution, without importing it; None: it is not installed."""
+    try:
+        return _clipped(metadata.version(distribution), _LONGEST_VALUE)
+    except (metadata.PackageNotFoundError, TypeError):  # TypeError: broken metadata that has no version
+        return None
+
+
+def _clipped(text: str, longest: int) -> str:
+    return text.encode("utf-8", "replace")[:longest].decode("utf-8", "ignore")

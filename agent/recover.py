@@ -1,0 +1,236 @@
+"""Delivering what processes that are gone have left in their spool files.
+
+`rankd recover` does it by hand, and for the collector of a node; `Leftovers` does it for an agent that starts where one
+of its run has died. A spool is locked by its process as long as that lives, and by whoever delivers it: so nothing is
+ever delivered by two, and no living process is disturbed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import functools
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..collector.config import SpoolConfig
+from ..collector.protocol.errors import ConfigError, ProtocolError
+from ..collector.protocol.wire import Hello
+from .discovery import EndpointFinder
+from .link import LinkState, Timing
+from .outbox import Outbox
+from .sender import Sender
+from .spool import Spool, find_spools, owner, remove_unfinished
+from .spools import ABOUT_OUTPUT
+
+__all__ = ["Fate", "Leftovers", "Recovered", "add_arguments", "deliver", "run"]
+
+log = logging.getLogger("rankd.agent")
+
+# Exit statuses; the collector's rescue reads them.
+_ALL_DELIVERED, _SOMETHING_LEFT, _STILL_ALIVE = 0, 1, 3
+# How often a delivery is looked at.
+_LOOK = 0.05
+# For the command: how long one spool may take.
+_TIMEOUT = 30.0
+# How long an agent's own hello waits, once the collector can be found, until an older process of its rank is delivered:
+# then attempts come in the order in which they were. Short enough for the exit of a short training.
+_HOLD_BACK = 3.0
+# The other ranks of a node that starts again deliver what is theirs; what nobody has taken by then is anybody's.
+_GRACE = 20.0
+# A delivery of somebody else is said by whoever started it; nothing is said about a collector that is away.
+_QUIET = Timing(warn_after=math.inf)
+
+
+class Fate(enum.Enum):
+    """What has become of a spool."""
+
+    DELIVERED = "delivered"  # all of it; the file is removed
+    ALIVE = "alive"  # its process lives
+    LEFT = "left"  # the collector did not take all of it, or the file is gone or damaged
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What `deliver` has done: its text is for a person."""
+
+    path: Path
+    fate: Fate
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
+def deliver(
+    path: Path,
+    finder: Callable[[Hello], Callable[[], str | None]],
+    *,
+    timeout: float,
+    stop: threading.Event | None = None,
+) -> Recovered:
+    """Deliver what a spool still holds, and remove it when its collector has stored all of it.
+
+    Args:
+        path: the spool file.
+        finder: gives, for the process that has left it, what tells its collector's endpoint.
+        timeout: seconds it may take.
+        stop: set by somebody else to end it early; what was not delivered stays in the file.
+    """
+    try:
+        spool = Spool.open(path)
+    except BlockingIOError:
+        return Recovered(path, Fate.ALIVE, "its process is alive, or somebody else is delivering it")
+    except FileNotFoundError:
+        return Recovered(path, Fate.LEFT, "there is no such file; it may have been delivered already")
+    except (OSError, ProtocolError) as e:
+        return Recovered(path, Fate.LEFT, f"cannot be read: {e}")
+    outbox = Outbox.recovered(spool, spool.entries, spool.next_seq)
+    who = spool.hello
+    text = f"rank {who.rank} of {who.world_size} (process {who.pid} on {who.host})"
+    try:
+        held = outbox.held_items
+        left = _send(outbox, replace(who, recovered=True, run=""), finder(who), timeout, stop) if held else 0
+    finally:
+        outbox.close()
+    if left:
+        return Recovered(path, Fate.LEFT, f"{text}: {left} of {held} items were not taken; they stay in the file")
+    return Recovered(path, Fate.DELIVERED, f"{text}: {held} items delivered")
+
+
+def _send(
+    outbox: Outbox, hello: Hello, find: Callable[[], str | None], timeout: float, stop: threading.Event | None
+) -> int:
+    sender = Sender(outbox, hello, find, where="the place of its collector", timing=_QUIET)
+    sender.start()
+    deadline, pause = time.monotonic() + timeout, stop or threading.Event()
+    while outbox.held_items and sender.alive and sender.state is not LinkState.OFF and time.monotonic() < deadline:
+        if pause.wait(_LOOK):
+            break
+    return sender.close(0.0)
+
+
+# -- the agent's start ------------------------------------------------------------------------------------------------
+
+
+class Leftovers:
+    """What dead processes of this run have left on this node, delivered in the background while training runs.
+
+    Make it before the process's own spool. First those of the same rank; after a while also those of other ranks,
+    which their own agents would have taken if they were here.
+
+    Args:
+        directory: where the spools of this run lie on this node.
+        rank: of this process.
+        find_endpoint: where the collector is.
+    """
+
+    def __init__(self, directory: Path, rank: int, find_endpoint: Callable[[], str | None]) -> None:
+        self._directory = directory
+        self._find_endpoint = find_endpoint
+        self._stop = threading.Event()
+        self._known_since: float | None = None
+        older = [(hello, path) for path in find_spools(directory) if (hello := owner(path)) is not None]
+        self._own = [path for hello, path in sorted(older, key=lambda o: o[0].started) if hello.rank == rank]
+        self._thread = threading.Thread(target=self._guarded, name="rankd-recover", daemon=True)
+
+    def start(self) -> None:
+        """Begin, in a daemon thread."""
+        self._thread.start()
+
+    def find_endpoint(self) -> str | None:
+        """The collector's endpoint for this process itself; None for a little while longer than it is known, if an
+        older process of this rank is still to be delivered.
+        """
+        endpoint = self._find_endpoint()
+        if endpoint is None or not any(path.exists() for path in self._own):
+            return endpoint
+        self._known_since = self._known_since or time.monotonic()
+        return endpoint if time.monotonic() - self._known_since >= _HOLD_BACK else None
+
+    def stop(self) -> None:
+        """Do not go on; what was not delivered stays. Does not wait."""
+        self._stop.set()
+
+    def join(self, timeout: float) -> None:
+        """Wait until the thread has ended after `stop`."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+
+    def _guarded(self) -> None:
+        try:
+            self._deliver(self._own)
+            if not self._stop.wait(_GRACE):
+                remove_unfinished(self._directory)
+                self._deliver(find_spools(self._directory))
+        except Exception:
+            log.exception("what earlier processes left in %s was not delivered; training goes on", self._directory)
+
+    def _deliver(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            if self._stop.is_set():
+                return
+            done = deliver(path, lambda _: self._find_endpoint, timeout=math.inf, stop=self._stop)
+            if done.fate is Fate.DELIVERED:
+                log.info("left by an earlier process of this run: %s", done)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        type=Path,
+        metavar="SPOOL|DIRECTORY",
+        help="spool files, or directories of them; default: where --output's run has them on this host",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--output", type=Path, help="output directory of the collector; default: as the spool says")
+    where.add_argument("--endpoint", metavar="tcp://HOST:PORT", help="the collector itself")
+    parser.add_argument(
+        "--timeout", type=float, default=_TIMEOUT, metavar="S", help=f"seconds for each spool (default {_TIMEOUT:g})"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Deliver; 0: all of it, 1: something was left, 3: nothing was left but what living processes still hold."""
+    if not args.paths and args.output is None:
+        raise ConfigError("say which spool files, or with --output of which run")
+    finder = functools.partial(_finder, args.output, args.endpoint)
+    fates = set()
+    for path in _spool_files(args.paths or [SpoolConfig().place(args.output)]):
+        done = deliver(path, finder, timeout=args.timeout)
+        print(done, flush=True)
+        fates.add(done.fate)
+    if not fates:
+        print("no spool files there", flush=True)
+    if Fate.LEFT in fates:
+        return _SOMETHING_LEFT
+    return _STILL_ALIVE if Fate.ALIVE in fates else _ALL_DELIVERED
+
+
+def _spool_files(paths: Iterable[Path]) -> list[Path]:
+    """The spools, older processes first; directories as what is in them."""
+    found: dict[Path, float] = {}
+    for path in paths:
+        for each in find_spools(path) if path.is_dir() else [path]:
+            hello = owner(each)
+            found[each] = math.inf if hello is None else hello.started
+    return sorted(found, key=lambda path: found[path])
+
+
+def _finder(output: Path | None, endpoint: str | None, who: Hello) -> Callable[[], str | None]:
+    if output is not None:
+        # What this shell's environment says need not be that run's collector.
+        return EndpointFinder(None, {}, output)
+    said = who.about.get(ABOUT_OUTPUT)
+    return EndpointFinder(endpoint, os.environ, None if said is None else Path(said))
