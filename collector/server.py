@@ -31,13 +31,12 @@ from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, enc
 from .intake import Session
 from .journal import Journal
 from .liveness import Liveness
+from .outputs import sink_of
 from .place import Place
 from .protocol.errors import ProtocolError, RankdError, VersionError
 from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
 from .rescue import Rescue
 from .run import RankState, Released, Run
-from .sinks.sink import Sink
-from .sinks.speclog import SpecLogSink
 
 __all__ = ["Collector", "Outcome"]
 
@@ -91,7 +90,7 @@ class Collector:
             durability=config.journal.durability,
             keep=config.journal.keep,
         )
-        self._sink: Sink = SpecLogSink(self._place.output, index=True)
+        self._sink = sink_of(config, self._host_of)
         self._run = Run(self._journal.fetch)
         self._peers: dict[bytes, Session] = {}
         # Who delivers for a process that is gone: what comes from there does not make the rank look alive.
@@ -130,6 +129,10 @@ class Collector:
         self._sink.settle()
         if self._run.intake.sessions:
             log.info("recovered %d sessions from the journal", len(self._run.intake.sessions))
+
+    def _host_of(self, rank: int) -> str:
+        session = self._run.intake.current(rank)
+        return "" if session is None else session.hello.host
 
     def _can_start_from(self, payload: bytes) -> bool:
         """Not from a checkpoint that a log is shorter than (power failure, truncation): what is missing is rendered."""

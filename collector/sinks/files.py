@@ -242,7 +242,7 @@ def _common(a: bytes, b: bytes | bytearray) -> int:
 def _size_of(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 

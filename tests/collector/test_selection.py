@@ -7,8 +7,9 @@ import argparse
 import pytest
 
 from rankd.collector.protocol.errors import RecordError
+from rankd.collector.protocol.ranges import parse_ranks, parse_steps
 from rankd.collector.protocol.records import MAX_STEP, Position, Record
-from rankd.collector.selection import Selection, add_arguments, parse_ranks, parse_steps, selection_of
+from rankd.collector.selection import Selection, add_arguments, selection_of
 
 
 @pytest.mark.parametrize(("text", "ranks"), [("0", {0}), ("0,2-3", {0, 2, 3}), (" 1 , 1-2", {1, 2})])

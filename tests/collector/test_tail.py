@@ -41,7 +41,12 @@ class Follower:
 
     def __init__(self, output: Path, *options: str) -> None:
         self.process = subprocess.Popen(
-            command(output, "-f", *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+            command(output, "-f", *options),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            # Where the tests run in the background, a shell has told them, and so their children, to ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.seen = b""
         self._reader = threading.Thread(target=self._read)
