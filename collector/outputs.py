@@ -19,15 +19,16 @@ __all__ = ["optional_sinks", "sink_of"]
 _logger = logging.getLogger(__name__)
 
 
-def sink_of(config: RankdConfig, host_of: Callable[[int], str]) -> Sink:
+def sink_of(config: RankdConfig, host_of: Callable[[int], str], *others: Sink) -> FanOut:
     """Everything that a collector writes to.
 
     Args:
         config: the `rankd:` section.
         host_of: the host of a rank, for outputs that tell it.
+        others: sinks of the collector's own.
     """
     logs = SpecLogSink(Path(config.output), index=True)
-    return FanOut([logs, *optional_sinks(config, host_of)]) if config.outputs else logs
+    return FanOut([logs, *others, *optional_sinks(config, host_of)])
 
 
 def optional_sinks(config: RankdConfig, host_of: Callable[[int], str]) -> list[Guarded]:

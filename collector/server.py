@@ -37,6 +37,7 @@ from .protocol.errors import ProtocolError, RankdError, VersionError
 from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
 from .rescue import Rescue
 from .run import RankState, Released, Run
+from .statusfile import StatusFile
 
 __all__ = ["Collector", "Outcome"]
 
@@ -90,7 +91,8 @@ class Collector:
             durability=config.journal.durability,
             keep=config.journal.keep,
         )
-        self._sink = sink_of(config, self._host_of)
+        self._status = StatusFile(self._place, config.beat_interval)
+        self._sink = sink_of(config, self._host_of, self._status.latest)
         self._run = Run(self._journal.fetch)
         self._peers: dict[bytes, Session] = {}
         # Who delivers for a process that is gone: what comes from there does not make the rank look alive.
@@ -175,6 +177,7 @@ class Collector:
                 status = 128 + self._signal
             finally:
                 self._describe()
+                self._status.update(self._run, self._refusals, time.monotonic(), last=True)
                 self._shut()
         return Outcome(status, self._summary(status))
 
@@ -201,6 +204,7 @@ class Collector:
             if never_heard and self._patience is not None and now - started > self._patience:
                 log.error("no rank has said hello for %.0f s; giving up", self._patience)
                 return 1
+            self._status.update(self._run, self._refusals, now)
             if drained:
                 self._describe()
                 self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
@@ -254,6 +258,8 @@ class Collector:
                         self._rescue.delivered(session, time.monotonic())
                     if isinstance(message, Data):
                         self._data(session, message, entries)
+                    elif deliverer is None:
+                        self._status.beats.heard(session.rank, message, time.monotonic())
                         touched[peer] = session
                 case Data() | Beat():
                     self._send(peer, Who())

@@ -27,7 +27,7 @@ from .selection import add_arguments as add_selection
 from .sinks.merged_index import MERGED_INDEX, Chunk
 from .sinks.speclog import MERGED_LOG
 
-__all__ = ["History", "add_arguments", "run"]
+__all__ = ["History", "add_arguments", "drop_output", "run"]
 
 # How many lines of history are shown unless told otherwise; as `tail` does.
 _LINES = 10
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             if args.follow:
                 _follow(path, history, printer)
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
     return 0
 
 
@@ -94,7 +94,7 @@ def _follow(path: Path, history: History, printer: _Printer) -> None:
         file.close()
 
 
-def _drop_output() -> None:
+def drop_output() -> None:
     """What is still buffered has nowhere to go: let the interpreter's exit not complain of it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
