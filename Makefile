@@ -13,6 +13,10 @@ BIN := $(VENV)/bin
 # More arguments for pytest: make quick PYTEST_ARGS="-k wire"
 PYTEST_ARGS ?=
 
+# How often, and with which choices, the random killer kills.
+N ?= 200
+SEED ?= $(shell date +%s)
+
 VERSION := import sys; print(sys.version_info[:2])
 # What an installation depends on: the checkout, the Python, and of pyproject.toml the dependencies, the commands and the package map.
 # Not the whole file: a new version number or another ruff setting installs nothing. Comments and blanks do not count.
@@ -48,7 +52,7 @@ endef
 PACKAGES := agent collector profiler_ctl
 LINKS := $(PACKAGES:%=.typecheck/rankd/%)
 
-.PHONY: help demo test quick lint types bench clean
+.PHONY: help demo test quick lint types torture bench clean
 
 help:  ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,7 +64,7 @@ test: $(MINDSPORE) $(LINKS)  ## all tests, real MindSpore training included
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 quick: $(LIGHT) $(LINKS)  ## the tests that need no MindSpore and take under a minute
-	@$(BIN)/python -m pytest -m "not mindspore and not slow" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not mindspore and not slow" --hypothesis-profile=quick $(PYTEST_ARGS)
 
 lint: $(LIGHT) $(LINKS)  ## ruff (rules and format) and the import contracts
 	@$(BIN)/python -m ruff check .
@@ -69,6 +73,9 @@ lint: $(LIGHT) $(LINKS)  ## ruff (rules and format) and the import contracts
 
 types: $(LIGHT) $(LINKS)  ## mypy --strict
 	@$(BIN)/python -m mypy --strict .typecheck/rankd tests deploy
+
+torture: $(LIGHT) $(LINKS)  ## kill collectors N times at random (and a fifth as many ranks): make torture N=1000 SEED=7
+	@$(BIN)/python -m tests.faults.torture --kills $(N) --seed $(SEED)
 
 bench: $(MINDSPORE)  ## run every benchmark
 	@shopt -s nullglob; for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done

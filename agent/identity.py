@@ -143,11 +143,9 @@ def is_helper(who: Identity, rank: int | None) -> bool:
         who: which rank it would be.
         rank: what the user's script says; that counts, except while a spawned process imports the script.
     """
-    if multiprocessing.parent_process() is None:
-        return False
-    # What multiprocessing itself asks before it refuses to start processes during that import.
+    # What multiprocessing itself asks before it refuses to start processes during that import; a parent is known later.
     importing = bool(getattr(multiprocessing.current_process(), "_inheriting", False))
-    if rank is not None and not importing:
+    if not importing and (rank is not None or multiprocessing.parent_process() is None):
         return False
     log.log(
         logging.INFO if importing else logging.WARNING,

@@ -305,8 +305,10 @@ class GradientNorms(Monitor):
         return Pending(lambda: _measured(norms.fetch()), norms.ready)
 
     def end_step(self, end: StepEnd, /) -> Measured:
-        self._given = "grad_norm" in end.given
-        total = None if self._given or not end.called else self._norms.total()
+        total = None
+        if end.called:
+            self._given = "grad_norm" in end.given
+            total = None if self._given else self._norms.total()
         return _measured(self._norms.end_step(), None if total is None else Frame.scalar("grad_norm", total))
 
     def reset(self) -> Measured:

@@ -207,7 +207,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("say which spool files, or with --output of which run")
     finder = functools.partial(_finder, args.output, args.endpoint)
     fates = set()
-    for path in _spool_files(args.paths or [SpoolConfig().place(args.output)]):
+    if args.paths:
+        paths = [path for each in args.paths for path in (find_spools(each) if each.is_dir() else [each])]
+    else:
+        paths = find_spools(SpoolConfig().place(args.output))
+    for path in _oldest_first(paths):
         done = deliver(path, finder, timeout=args.timeout)
         print(done, flush=True)
         fates.add(done.fate)
@@ -218,14 +222,10 @@ def run(args: argparse.Namespace) -> int:
     return _STILL_ALIVE if Fate.ALIVE in fates else _ALL_DELIVERED
 
 
-def _spool_files(paths: Iterable[Path]) -> list[Path]:
-    """The spools, older processes first; directories as what is in them."""
-    found: dict[Path, float] = {}
-    for path in paths:
-        for each in find_spools(path) if path.is_dir() else [path]:
-            hello = owner(each)
-            found[each] = math.inf if hello is None else hello.started
-    return sorted(found, key=lambda path: found[path])
+def _oldest_first(paths: Iterable[Path]) -> list[Path]:
+    """In the order in which the processes were started, so that the collector hears of them in that order."""
+    started = {path: math.inf if (hello := owner(path)) is None else hello.started for path in paths}
+    return sorted(started, key=lambda path: started[path])
 
 
 def _finder(output: Path | None, endpoint: str | None, who: Hello) -> Callable[[], str | None]:

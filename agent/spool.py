@@ -110,6 +110,10 @@ class Spool:
         fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            disk = os.fstatvfs(fd)
+            if ring_start + size > disk.f_bavail * disk.f_frsize:
+                # Said before, and not found out by taking all that the others have.
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             os.posix_fallocate(fd, 0, ring_start + size)
             spool = cls(unfinished, fd, ring_start, size, hello, populate=True)
             spool._write_header(about)

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from ..collector.config import RankdConfig
-from ..collector.protocol.errors import RecordError
+from ..collector.protocol.errors import RankdError
 from ..collector.protocol.wire import Hello
 from .outbox import MemoryStore, Store
 from .spool import SPOOL_SUFFIX, Spool
@@ -35,7 +35,7 @@ def open_store(config: RankdConfig, hello: Hello) -> tuple[Store, Hello]:
         facts = {ABOUT_SPOOL: str(path), ABOUT_OUTPUT: str(config.output.absolute())}
         filed = dataclasses.replace(hello, about={**hello.about, **facts})
         return _create(path, size, filed), filed
-    except (OSError, RecordError) as e:
+    except (OSError, RankdError) as e:
         log.warning(
             "no spool file of %d bytes in %s (%s); what is not yet acknowledged is kept in memory, and lost if this "
             "process is killed. See rankd.spool.directory and rankd.spool.size",

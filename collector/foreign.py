@@ -1,10 +1,10 @@
 """Pure: the training logs that MindFormers itself writes, as records, so that runs without rankd can be compared.
 
 Both of its line prefixes are known: that of standard output (`DATE TIME,ms - mindformers…[FILE:LINE] - INFO - `) and
-that of its files (`[INFO] DATE TIME,ms [FILE:LINE] FUNCTION: `), and both forms of its step line: that of 2.1's PyNative
-trainer (`{ step:[    4/  100], …, loss:   4.864965, per_step_time:    843ms, … }`) and that of 2.0's callback, which goes
-on in the next line (`{ Epoch:[  1/  2], step:[    4/  100], loss: 4.864965, per_step_time: 843ms, …`). Losses are JSON,
-norms are as in the spec format. No line carries a rank: that is the file's (`rank_of_path`).
+that of its files (`[INFO] DATE TIME,ms [FILE:LINE] FUNCTION: `), and both forms of its step line: that of 2.1's trainer
+(`{ step:[    4/  100], …, loss:   4.864965, per_step_time:    843ms, … }`) and that of 2.0's callback, which goes on in
+the next line (`{ Epoch:[  1/  2], step:[    4/  100], loss: 4.864965, per_step_time: 843ms, …`). Losses are JSON, norms
+are as in the spec format. No line carries a rank: that is the file's (`rank_of_path`).
 
 Two things differ from rankd's own records. MindFormers' local_norm is the norm of the micro-batch's own gradient
 (`local_norm_kind: micro_batch`), and it drops a line that repeats more than ten times in a row.

@@ -1,9 +1,9 @@
 """The journal: append-only segments on disk that everything else can be made from again.
 
-A segment is a magic line and then entries: length and CRC-32 (both little-endian uint32), payload. An entry counts
-from the moment all its bytes are there with the right checksum; at the end of the last segment anything else is a torn
-tail, left by a crash in the middle of a write, and is cut. Anywhere else it is damage, and an error: nothing is skipped
-in silence.
+A segment is a magic line and then entries: length and CRC-32 (both little-endian uint32), payload, which is never
+empty. An entry counts from the moment all its bytes are there with the right checksum; at the end of the last segment
+anything else is a torn tail, left by a crash in the middle of a write, and is cut. Anywhere else it is damage, and an
+error: nothing is skipped in silence.
 
 Every segment but the first begins with a checkpoint: an entry from which the state before it can be made without the
 earlier segments. So reading starts at the last segment, and earlier ones may be deleted. A *reference* is the place of
@@ -20,7 +20,7 @@ import re
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -35,6 +35,7 @@ __all__ = [
     "Tail",
     "read_segment",
     "reference",
+    "segment_of",
     "segments",
     "tail_of",
 ]
@@ -75,8 +76,9 @@ def read_segment(path: Path) -> Iterator[tuple[int, bytes]]:
             if len(head) < _HEAD.size:
                 return
             length, crc = _HEAD.unpack(head)
+            # Zeros, as a power failure leaves them, would pass for empty entries: their checksum is right.
             payload = file.read(length) if length <= MAX_ENTRY_BYTES else b""
-            if len(payload) < length or zlib.crc32(payload) != crc:
+            if not payload or len(payload) < length or zlib.crc32(payload) != crc:
                 return
             offset += _HEAD.size + length
             yield offset, payload
@@ -116,6 +118,11 @@ def _only_zeros(file: BinaryIO) -> bool:
 def reference(segment: int, offset: int) -> int:
     """The reference of the entry that begins there."""
     return segment * _OFFSETS + offset
+
+
+def segment_of(reference: int) -> int:
+    """The number of the segment that an entry is in."""
+    return reference // _OFFSETS
 
 
 class EntryReader:
@@ -188,6 +195,7 @@ class Journal:
         self._keep = keep
         self._fd = -1
         self._size = 0
+        self._begun = len(MAGIC)  # bytes of the newest segment up to behind its checkpoint
         self._number = 0
         self._reader = EntryReader(directory)
         try:
@@ -197,24 +205,29 @@ class Journal:
 
     @property
     def due(self) -> bool:
-        """The newest segment has reached its size: time for `rotate`."""
-        return self._size >= self._segment_size
+        """The newest segment has reached its size: time for `rotate`.
+
+        However large the checkpoint at its beginning is, as much must follow it: otherwise a run whose state outgrows
+        a segment would write nothing but checkpoints.
+        """
+        return self._size >= max(self._segment_size, 2 * self._begun)
 
     @property
     def end(self) -> int:
         """The reference that the next entry will get."""
         return self._reference(self._size)
 
-    def replay(self, usable: Callable[[bytes], bool] = lambda _: True) -> Iterator[tuple[int, bytes]]:
+    def replay(self, *usable: Callable[[bytes], bool]) -> Iterator[tuple[int, bytes]]:
         """The entries (reference, payload) from the newest usable checkpoint on, which comes first where there is one.
 
         Afterwards the torn tail is cut and `append` goes on there.
 
         Args:
-            usable: whether the state can be made from this checkpoint; if not, reading starts one earlier.
+            usable: whether the state can be made from this checkpoint; if not, reading starts one earlier. Where there
+                is no such checkpoint, and the first segment is gone, the next question is asked of all, and so on.
 
         Raises:
-            JournalError: a segment that is none, or is damaged before its end.
+            JournalError: a segment that is none, or is damaged before its end; no checkpoint is usable.
         """
         for left in self._directory.glob(f"*{_UNFINISHED}"):
             left.unlink()
@@ -224,10 +237,12 @@ class Journal:
             self._resume(self._write_segment(MAGIC), len(MAGIC))
             return
         end = len(MAGIC)
-        for path in paths[self._first(paths, usable) :]:
+        for path in paths[self._first(paths, usable or (lambda _: True,)) :]:
             self._number = int(path.stem)
-            end = len(MAGIC)
+            end = self._begun = len(MAGIC)
             for next_end, payload in read_segment(path):
+                if end == len(MAGIC) and self._number > 1:
+                    self._begun = next_end
                 yield self._reference(end), payload
                 end = next_end
             if path != paths[-1] and path.stat().st_size != end:
@@ -238,13 +253,20 @@ class Journal:
         self._resume(paths[-1], end)
 
     @staticmethod
-    def _first(paths: list[Path], usable: Callable[[bytes], bool]) -> int:
-        """Where to start reading; at the oldest segment if none is usable."""
-        for index in range(len(paths) - 1, 0, -1):
-            checkpoint = next(read_segment(paths[index]), None)
-            if checkpoint is not None and usable(checkpoint[1]):
-                return index
-        return 0
+    def _first(paths: list[Path], usable: Sequence[Callable[[bytes], bool]]) -> int:
+        """Where to start reading."""
+        whole = int(paths[0].stem) == 1
+        for question in usable:
+            for index in range(len(paths) - 1, -1 + whole, -1):
+                checkpoint = next(read_segment(paths[index]), None)
+                if checkpoint is not None and question(checkpoint[1]):
+                    return index
+            if whole:
+                return 0
+        raise JournalError(
+            f"none of the segments from {paths[0]} on has all that it needs, and earlier ones are gone; restore them, "
+            "or move the journal away to start a new one"
+        )
 
     def append(self, payloads: Iterable[bytes]) -> list[int]:
         """Write these entries, all or none of them, and return their references.
@@ -286,7 +308,8 @@ class Journal:
             self._number -= 1
             raise
         os.close(self._fd)
-        self._resume(path, path.stat().st_size)
+        self._begun = path.stat().st_size
+        self._resume(path, self._begun)
 
     def fetch(self, reference: int) -> bytes:
         """The payload of an entry.
@@ -295,6 +318,10 @@ class Journal:
             JournalError: it is not there any more, or damaged.
         """
         return self._reader.fetch(reference)
+
+    def holds(self, reference: int) -> bool:
+        """The segment of this entry is still there."""
+        return _path(self._directory, segment_of(reference)).exists()
 
     def forget(self, needed: int) -> list[Path]:
         """Delete the oldest segments beyond what is to be kept; none from the entry `needed` on.
@@ -308,7 +335,7 @@ class Journal:
         total = sum(path.stat().st_size for path in older)
         gone = []
         for path in older:
-            if total <= self._keep or int(path.stem) >= needed // _OFFSETS:
+            if total <= self._keep or int(path.stem) >= segment_of(needed):
                 break
             total -= path.stat().st_size
             path.unlink()

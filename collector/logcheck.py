@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,8 @@ __all__ = ["Finding", "LogComparison", "MergedLog"]
 
 _SHOWN = 160
 _CHUNK = 2**20
+# Rendered and compared at once: some megabytes of text.
+_PART_RECORDS = 2**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,10 @@ class LogComparison:
         Raises:
             OSError: a log cannot be read.
         """
+        for part in _parts(released):
+            self._compare(part)
+
+    def _compare(self, released: Sequence[RankBlock | Comment]) -> None:
         for name, text in log_texts(self._renderer, released).items():
             start = self.sizes.get(name, 0)
             self.sizes[name] = start + len(text)
@@ -82,6 +88,20 @@ class LogComparison:
         sizes.setdefault(MERGED_LOG, 0)
         more = {name: _size(self._output / name) - size for name, size in sizes.items()}
         return {name: count for name, count in more.items() if count > 0 and name not in self._different}
+
+
+def _parts(released: Iterable[RankBlock | Comment]) -> Iterator[list[RankBlock | Comment]]:
+    """Cut into parts of some records each: their text is ten times as large as they are."""
+    part: list[RankBlock | Comment] = []
+    records = 0
+    for each in released:
+        part.append(each)
+        records += sum(frame.record_count for frame in each.frames) if isinstance(each, RankBlock) else 1
+        if records >= _PART_RECORDS:
+            yield part
+            part, records = [], 0
+    if part:
+        yield part
 
 
 def _read(path: Path, start: int, count: int) -> bytes:

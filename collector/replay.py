@@ -1,7 +1,7 @@
 """Reads a run's journal from outside: every entry in order, with its place, and the run they make. Locks nothing.
 
-Where the oldest segments have been deleted (`rankd.journal.keep`), it starts from the checkpoint of the oldest one left.
-A collector may be at work meanwhile; then this ends where the journal ended when it was read.
+Where the oldest segments have been deleted (`rankd.journal.keep`), it starts from the oldest checkpoint that can be
+started from. A collector may be at work meanwhile; then this ends where the journal ended when it was read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from .entries import Checkpoint, Entry, decode_entry
-from .journal import MAGIC, EntryReader, Tail, read_segment, reference, segments, tail_of
+from .journal import MAGIC, EntryReader, Tail, read_segment, reference, segment_of, segments, tail_of
 from .place import JOURNAL
 from .protocol.errors import JournalError, RankdError
 from .run import Run
@@ -48,6 +48,7 @@ class Replay:
     Attributes:
         bytes: of all segments, when it was opened.
         run: the state before the first entry; whoever reads applies the entries to it.
+        whole: no segment has been deleted at the beginning.
         sizes: of the logs before the first entry; empty where the journal is there from its beginning.
         entries: how many have been read so far.
         tail: what stands behind the last whole entry of the last segment, once all has been read.
@@ -62,7 +63,6 @@ class Replay:
     def __init__(self, output: Path) -> None:
         try:
             self.segments = segments(output / JOURNAL)
-            self.bytes = sum(path.stat().st_size for path in self.segments)
         except OSError as e:
             raise RankdError(f"the journal in {output / JOURNAL} cannot be read: {e.strerror}") from e
         if not self.segments:
@@ -72,20 +72,22 @@ class Replay:
         self._reader = EntryReader(output / JOURNAL)
         self.run = Run(self._reader.fetch)
         self.sizes: Mapping[str, int] = {}
+        self.whole = not self.segments or _number(self.segments[0]) == 1
         if not self.whole:
             self._start_from_checkpoint()
-
-    @property
-    def whole(self) -> bool:
-        """No segment has been deleted at the beginning."""
-        return _number(self.segments[0]) == 1
+        self.bytes = sum(path.stat().st_size for path in self.segments)
 
     def _start_from_checkpoint(self) -> None:
+        """At the oldest one that needs nothing of what was deleted."""
         first = self.segments[0]
-        entry = next((decode_entry(payload) for _, payload in read_segment(first)), None)
-        if not isinstance(entry, Checkpoint):
-            raise JournalError(f"{first}: byte {len(MAGIC)}: expected a checkpoint, and earlier segments are gone")
-        self.run, self.sizes = Run.thaw(entry.state, self._reader.fetch), entry.sizes
+        while self.segments:
+            entry = next((decode_entry(payload) for _, payload in read_segment(self.segments[0])), None)
+            if isinstance(entry, Checkpoint):
+                self.run, self.sizes = Run.thaw(entry.state, self._reader.fetch), entry.sizes
+                if segment_of(self.run.oldest_needed(otherwise=reference(_number(first), 0))) >= _number(first):
+                    return
+            del self.segments[0]
+        raise JournalError(f"{first}: expected a checkpoint that can be started from, for earlier segments are gone")
 
     def close(self) -> None:
         """Let go of the files."""

@@ -11,6 +11,7 @@ The subprocess, and not this process, opens the files: the collector does not de
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -79,6 +80,11 @@ class Rescue:
         """Somebody delivers for this session: only who holds its spool's lock can, so its process is gone."""
         self._gone[session.hello.session] = now
 
+    def heard(self, session: Session) -> None:
+        """The process itself says something, so it lives after all (somebody closed all its files, and its lock)."""
+        if self._gone:
+            self._gone.pop(session.hello.session, None)
+
     def is_gone(self, session: Session) -> bool:
         """Whether this session's process is known to be gone."""
         return session.hello.recovered or session.hello.session in self._gone
@@ -88,8 +94,9 @@ class Rescue:
         delivered = {path for path, case in self._cases.items() if self._ended(case, now) == _DELIVERED}
         for path in delivered:
             del self._cases[path]
-        out = self._lost(delivered, now)
-        if now >= self._look_at:
+        look = now >= self._look_at
+        out = self._lost(delivered, now) if delivered or look else []
+        if look:
             self._look_at = now + self._beat_interval
             self._look(now)
         return out
@@ -195,5 +202,10 @@ def _exists(path: Path) -> bool:
 
 
 def _spool(session: Session) -> Path | None:
-    path = session.hello.about.get(_ABOUT_SPOOL)
-    return None if not path else Path(path)
+    """Where this session's process says that its spool lies, if that is a place where spools lie.
+
+    Peers choose what they say; no other file is to be touched, and nothing else to reach a command line.
+    """
+    path = Path(session.hello.about.get(_ABOUT_SPOOL, ""))
+    fits = path.is_absolute() and ".." not in path.parts and path.match(f"rankd-{os.geteuid()}/*/*.spool")
+    return path if fits else None

@@ -16,6 +16,7 @@ from .accounts import DONE, Accounts, Row
 from .entries import Back, Ended, Entry, HeldOut, Lost, Opened, Stored, decode_entry
 from .intake import Admitted, Attempt, Intake, Session
 from .ordering import Key, Ordering, above, at
+from .protocol.errors import JournalError
 from .protocol.records import Comment, Position, RankBlock
 from .protocol.wire import Block, Gap, Goodbye, Note, Table, decode_item
 
@@ -364,7 +365,18 @@ class Run:
 
     @classmethod
     def thaw(cls, frozen: list[Any], fetch: Callable[[int], bytes], *, held_bytes: int = HELD_BYTES) -> Run:
-        """The state that `freeze` gave; what was held is fetched when its time comes."""
+        """The state that `freeze` gave; what was held is fetched when its time comes.
+
+        Raises:
+            JournalError: another version has written this.
+        """
+        try:
+            return cls._thaw(frozen, fetch, held_bytes)
+        except (ValueError, TypeError, LookupError) as e:
+            raise JournalError(f"not a checkpoint of this version's journal ({e})") from e
+
+    @classmethod
+    def _thaw(cls, frozen: list[Any], fetch: Callable[[int], bytes], held_bytes: int) -> Run:
         self = cls(fetch, held_bytes=held_bytes)
         intake, ordering, ranks, accounts, announced, self.ended, failure = frozen
         self.intake = Intake.thaw(intake)

@@ -99,6 +99,8 @@ class Collector:
         self._deliverers: dict[bytes, Session] = {}
         self._refusals: Counter[str] = Counter()
         self._signal = 0
+        # The oldest entry that a restart from the newest checkpoint may have to read.
+        self._fallback = 0
         self._writer = self._place.writer(self._run_id)
         self._described: object = None
         self._recover()
@@ -119,13 +121,14 @@ class Collector:
     def _recover(self) -> None:
         """Make the run's state again from the journal, and complete what the logs miss."""
         begun = False
-        for reference, payload in self._journal.replay(self._can_start_from):
+        for reference, payload in self._journal.replay(self._can_start_from, self._has_what_waits):
             entry = decode_entry(payload)
             if not begun:
                 begun = True
                 self._sink.resume(entry.sizes if isinstance(entry, Checkpoint) else {})
                 if isinstance(entry, Checkpoint):
                     self._run = Run.thaw(entry.state, self._journal.fetch)
+                    self._fallback = self._run.oldest_needed(otherwise=reference)
             if not isinstance(entry, Checkpoint):
                 self._write(self._run.apply(entry, reference))
         self._sink.settle()
@@ -139,7 +142,20 @@ class Collector:
     def _can_start_from(self, payload: bytes) -> bool:
         """Not from a checkpoint that a log is shorter than (power failure, truncation): what is missing is rendered."""
         checkpoint = decode_entry(payload)
-        return isinstance(checkpoint, Checkpoint) and self._sink.reaches(checkpoint.sizes)
+        return (
+            isinstance(checkpoint, Checkpoint)
+            and self._sink.reaches(checkpoint.sizes)
+            and self._has_what_waits(payload)
+        )
+
+    def _has_what_waits(self, payload: bytes) -> bool:
+        """What waited at this checkpoint can be read back (`rankd.journal.keep` may have deleted it)."""
+        checkpoint = decode_entry(payload)
+        if not isinstance(checkpoint, Checkpoint):
+            return False
+        run = Run.thaw(checkpoint.state, self._journal.fetch)
+        oldest = run.oldest_needed(otherwise=0)
+        return not oldest or self._journal.holds(oldest)
 
     def _bind(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -307,6 +323,7 @@ class Collector:
             entries.append(Stored(session.number, admitted.raws, admitted.items))
 
     def _heard(self, session: Session, entries: list[Entry]) -> None:
+        self._rescue.heard(session)
         back = self._liveness.heard(session.rank, time.monotonic())
         if back is not None:
             entries.append(back)
@@ -365,8 +382,11 @@ class Collector:
         """Only between turns, when all that was applied is also written."""
         checkpoint = encode_entry(Checkpoint(self._run.freeze(), self._sink.sizes()))
         self._until_possible("the journal", lambda: self._journal.rotate(checkpoint))
-        for path in self._journal.forget(self._run.oldest_needed(otherwise=self._journal.end)):
+        # With what the checkpoint before needs: a restart goes back to it when a log was cut since.
+        needed = self._run.oldest_needed(otherwise=self._journal.end)
+        for path in self._journal.forget(min(needed, self._fallback)):
             log.info("deleted %s (rankd.journal.keep)", path)
+        self._fallback = needed
 
     def _describe(self) -> None:
         """Keep `run.json` and `RUN.md` up to date; where they cannot be written, the logs go on all the same."""

@@ -7,6 +7,7 @@ merged.log by itself, with the accounts of the processes. Everything streams.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from .sinks.speclog import MERGED_LOG, is_log
 
 __all__ = ["Verification", "add_arguments", "run"]
 
-# What is rendered at once; see `rebuild`.
+# Blocks that are compared at once: each log is opened once for them.
 _BATCH_RELEASED = 1_024
 
 
@@ -80,7 +81,7 @@ class Verification:
             whole = self._check_journal(progress)
             if whole:
                 self._check_logs()
-            self._merged.read(self._logs.sizes.get(MERGED_LOG, 0) if whole else 2**63)
+            self._merged.read(self._logs.sizes.get(MERGED_LOG, 0) if whole else sys.maxsize)
             self._merged.check_rank_logs()
         except OSError as e:
             raise RankdError(f"{e.filename or self._output} cannot be read: {e.strerror}") from e

@@ -20,7 +20,7 @@ from rankd.collector.protocol.wire import Ack, Hello, Message, Welcome, decode_m
 from rankd.collector.verify import Verification
 
 # How long a condition may take to come true: far longer than it takes on a busy machine.
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class CollectorProcess:
@@ -198,13 +198,19 @@ rankd:
 
 
 def script(
-    tmp_path: Path, body: str, *, yaml: str = YAML, stdin: int | None = None, **environ: str
+    tmp_path: Path,
+    body: str,
+    *,
+    yaml: str = YAML,
+    stdin: int | None = None,
+    command: list[str] | None = None,
+    **environ: str,
 ) -> subprocess.Popen[str]:
-    """Start a training script in tmp_path."""
+    """Start a training script in tmp_path; `command`: what Python runs instead of LOOP and `body`."""
     (tmp_path / "train.yaml").write_text(yaml)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "MS_"))}
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", LOOP + textwrap.dedent(body)],
+        [sys.executable, "-W", "error", *(command or ["-c", LOOP + textwrap.dedent(body)])],
         cwd=tmp_path,
         env={**clean, "TMPDIR": str(tmp_path), **environ},
         stdin=stdin,

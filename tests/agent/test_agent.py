@@ -233,12 +233,21 @@ def test_the_collector_inherits_our_variables_and_not_who_the_rank_is(tmp_path: 
         (collector,) = psutil.Process().children()
         print(json.dumps([name for name in collector.environ() if "RANK" in name or name.startswith("MS_")]))
     """
-    environ = {"RANKD_RANK": "0", "RANKD_WORLD_SIZE": "1", "RANK_TABLE_FILE": "x", "MS_ROLE": "MS_WORKER"}
-    out, said = script(tmp_path, body, RANKD_OF_A_USER="1", **environ).communicate(timeout=PATIENCE)
+    rank = script(
+        tmp_path,
+        body,
+        RANKD_RANK="0",
+        RANKD_WORLD_SIZE="1",
+        RANKD_OF_A_USER="1",
+        RANK_TABLE_FILE="x",
+        MS_ROLE="MS_WORKER",
+    )
+    out, said = rank.communicate(timeout=PATIENCE)
     assert (json.loads(out), said) == (["RANKD_OF_A_USER"], "")
     collected(tmp_path)
 
 
+@pytest.mark.slow
 def test_eight_ranks_with_long_lines_at_once(tmp_path: Path) -> None:
     """COMPLAINTS 1 and 2: every line whole and with its rank; equal values on all ranks and in a row all there."""
     name = "x" * 1_000

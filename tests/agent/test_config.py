@@ -299,7 +299,10 @@ def test_notices(mapping: dict[str, object], notices: list[str]) -> None:
         ),
         (
             [{"type": "X"}, {"type": "MaxLogitsMonitor", "interval": 5}],
-            "callbacks[1].interval: unknown key; did you mean `step_interval`? allowed: type, step_interval, enable_logging",
+            (
+                "callbacks[1].interval: unknown key; did you mean `step_interval`? "
+                "allowed: type, step_interval, enable_logging"
+            ),
         ),
         (
             [{"tpye": "MaxLogitsMonitor"}],

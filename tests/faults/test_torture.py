@@ -7,15 +7,17 @@ from tests.faults.torture import Torture, seed_of_today, torture
 
 pytestmark = pytest.mark.slow
 
-KILLS_OF_THE_COLLECTOR = 200
+# 200 kills of the collector in all.
+RUNS, KILLS_OF_THE_COLLECTOR = 4, 50
 KILLS_OF_RANKS = 30
 
 
-def test_collectors_killed_at_random() -> None:
+@pytest.mark.parametrize("run", range(RUNS))
+def test_collectors_killed_at_random(run: int) -> None:
     """In the middle of start, recovery, rotation and writing: nothing lost, nothing twice, in order."""
-    seed = seed_of_today()
+    seed = seed_of_today() + run
     print(f"SEED={seed}")
-    torture(KILLS_OF_THE_COLLECTOR, seed, 50, Torture.kill_collectors)
+    torture(KILLS_OF_THE_COLLECTOR, seed, KILLS_OF_THE_COLLECTOR, Torture.kill_collectors)
 
 
 def test_ranks_killed_at_random() -> None:

@@ -26,7 +26,7 @@ from tests.faults.job import Job, RankProcess
 from tests.support import CollectorProcess, free_port, verified, wait_for
 
 # Until a collector has started; half of the kills come in this time, in the middle of its recovery.
-_START_UP = 0.4
+_START_UP = 0.35
 _FOR_EVER = 10_000_000
 
 
@@ -50,11 +50,17 @@ class Torture:
         journal = {"segment_size": self.choose.choice(["16KiB", "64KiB", "1MiB"])}
         if self.choose.random() < 0.3:
             journal["keep"] = "128KiB"
-        self.collector = CollectorProcess(self.output, endpoint=self.endpoint, lost_after=120.0, journal=journal)
+        self.collector = CollectorProcess(
+            self.output,
+            endpoint=self.endpoint,
+            lost_after=120.0,
+            journal=journal,
+            spool={"directory": str(self.job.spools)},
+        )
 
     def kill_collectors(self, kills: int) -> None:
         """Several ranks push in one process; the collector is killed and started again."""
-        ranks = self.job.start(range(4), 4, last=_FOR_EVER, params=self.choose.choice([1, 20, 100]))
+        ranks = self.job.start(range(4), 4, last=_FOR_EVER, pace=0.02, params=self.choose.choice([1, 10, 50]))
         for _ in range(kills):
             self._kill_collector()
         self._end([ranks])
@@ -103,7 +109,7 @@ class Torture:
 
     def _kill_collector(self) -> None:
         """Kill it somewhere in its start, or once it has written some more; and start it again."""
-        if self.choose.random() < 0.6:
+        if self.choose.random() < 0.65:
             with suppress(subprocess.TimeoutExpired):
                 self.collector.process.wait(self.choose.uniform(0, _START_UP))
         else:
@@ -115,7 +121,7 @@ class Torture:
         self.collector.launch()
 
     def _wait_for_growth(self) -> None:
-        more = self.choose.randrange(20_000)
+        more = self.choose.randrange(10_000)
         before = self._size()
         wait_for(lambda: self._size() > before + more)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -66,12 +67,12 @@ CONFIG = {
 """
 
 
-def training(tmp_path: Path, body: str, **environ: str) -> subprocess.Popen[str]:
-    """Start a script that trains with the double."""
+def training(tmp_path: Path, body: str, *, strict: bool = True, **environ: str) -> subprocess.Popen[str]:
+    """Start a script that trains with the double; `strict`: warnings are errors (MindSpore has some of its own)."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "MS_"))}
     paths = {"PYTHONPATH": str(DOUBLE), "REGISTER_PATH": REGISTER_PATH}
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", TRAINING + textwrap.dedent(body)],
+        [sys.executable, *(["-W", "error"] if strict else []), "-c", TRAINING + textwrap.dedent(body)],
         cwd=tmp_path,
         env={**clean, **paths, **environ},
         stdout=subprocess.PIPE,
@@ -145,6 +146,7 @@ def test_the_stock_monitors_can_be_replaced(tmp_path: Path) -> None:
     assert len(values(collected(tmp_path), "local_loss")) == 12
 
 
+@pytest.mark.slow
 def test_micro_batch_norms_come_from_hooks(tmp_path: Path) -> None:
     """`rankd.local_norm_kind: micro_batch`: the norm of each micro-batch's own gradient; the hooks come off again."""
     body = """
@@ -159,6 +161,7 @@ def test_micro_batch_norms_come_from_hooks(tmp_path: Path) -> None:
     assert norms(collected(tmp_path), "local_norm", "layer.weight") == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_steps_go_on_after_a_resume(tmp_path: Path) -> None:
     """Steps are global: after a resume from step 2 the first one recorded is 3."""
     ended_well(training(tmp_path, "Trainer(CONFIG, Model()).train(global_step=2)"))
@@ -176,6 +179,7 @@ def test_what_led_to_an_exception_is_in_the_log(tmp_path: Path) -> None:
     assert [c.text for c in comments] == ["RuntimeError: Error in training step 1."]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("breakage", "complaint"),
     [
@@ -197,6 +201,7 @@ def test_what_goes_wrong_in_rankd_does_not_stop_the_training(tmp_path: Path, bre
     assert complained.count("training goes on") == 1
 
 
+@pytest.mark.slow
 def test_an_argument_that_does_not_exist_is_said_before_the_training(tmp_path: Path) -> None:
     """A misspelt key of the callback's own entry ends the Trainer's construction, as any callback's would."""
     status, said = finish(training(tmp_path, 'CONFIG["callbacks"][0]["keep_stok"] = True; Trainer(CONFIG, Model())'))
@@ -207,6 +212,7 @@ def test_an_argument_that_does_not_exist_is_said_before_the_training(tmp_path: P
     assert "keep_stock is true or false, got 'no'" in said
 
 
+@pytest.mark.slow
 def test_with_a_pipeline_the_steps_are_recorded(tmp_path: Path) -> None:
     """The Trainer tells of no micro-steps with pipeline parallelism: the step's own values are recorded."""
     body = """
@@ -220,6 +226,7 @@ def test_with_a_pipeline_the_steps_are_recorded(tmp_path: Path) -> None:
     assert len(values(content, "device_loss")) == 3
 
 
+@pytest.mark.slow
 def test_rankd_profiles_in_the_trainers_place(tmp_path: Path) -> None:
     """There is one profiler a process: the Trainer's own is off where rankd has read the same section."""
     body = """
@@ -230,6 +237,7 @@ def test_rankd_profiles_in_the_trainers_place(tmp_path: Path) -> None:
     ended_well(training(tmp_path, body))
 
 
+@pytest.mark.slow
 def test_a_script_of_ones_own_can_register_the_callback(tmp_path: Path) -> None:
     """`register()` makes the name known without REGISTER_PATH; an instance can be passed to the Trainer as well."""
     body = """
@@ -242,6 +250,55 @@ def test_a_script_of_ones_own_can_register_the_callback(tmp_path: Path) -> None:
     """
     ended_well(training(tmp_path, body, REGISTER_PATH=""))
     assert len(values(collected(tmp_path), "local_loss")) == 12
+
+
+@pytest.mark.mindspore
+def test_tensors_of_mindspore_come_through(tmp_path: Path) -> None:
+    """With real tensors and gradients (the CPU build): losses and norms equal those computed beside the Trainer."""
+    body = """
+    import json
+    import mindspore as ms
+    from mindspore import Tensor, nn, ops
+
+    class Net(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Dense(4, 3)
+            self.batches, self.seen = np.random.default_rng(2).normal(size=(12, 5, 4)).astype(np.float32), []
+            self.grad_fn = ms.value_and_grad(self.scaled, None, self.trainable_params())
+            for parameter in self.trainable_params():
+                parameter.grad = None
+
+        def scaled(self, x, scale):
+            return ops.square(self.fc(x)).mean() * scale
+
+        def forward_backward(self, scale):
+            loss, grads = self.grad_fn(Tensor(self.batches[len(self.seen)]), scale)
+            for parameter, grad in zip(self.trainable_params(), grads):
+                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+            norms = [float(np.linalg.norm(p.grad.asnumpy().astype("d"))) for p in self.trainable_params()]
+            self.seen.append((float(loss.asnumpy()) / scale, norms))
+            return loss
+
+    net = Net()
+    Trainer(CONFIG, net).train()
+    print(json.dumps(net.seen))
+    """
+    environ = {"MS_DEV_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
+    said, _ = ended_well(training(tmp_path, body, strict=False, **environ))
+    seen = json.loads(said.splitlines()[-1])
+    content = collected(tmp_path)
+    places = [(step, micro_step) for step in (1, 2, 3) for micro_step in (1, 2, 3, 4)]
+    assert values(content, "local_loss") == {
+        place: pytest.approx(loss, rel=1e-6) for place, (loss, _) in zip(places, seen, strict=True)
+    }
+    accumulated = [norms[0] for _, norms in seen]
+    before = [0.0 if micro == 1 else accumulated[i - 1] for i, (_, micro) in enumerate(places)]
+    increments = {p: pytest.approx(a - b, abs=2e-6) for p, a, b in zip(places, accumulated, before, strict=True)}
+    assert norms(content, "local_norm", "fc.weight") == increments
+    assert norms(content, "device_norm", "fc.weight") == {
+        (step, None): pytest.approx(accumulated[4 * step - 1], abs=2e-6) for step in (1, 2, 3)
+    }
 
 
 @pytest.mark.parametrize(

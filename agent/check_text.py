@@ -1,0 +1,160 @@
+"""The report of `rankd check` as text for a person."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
+from .check import FilterMatch, Report, human_bytes, ranges
+from .estimate import Amount, Estimate, Row, Shape
+
+__all__ = ["render"]
+
+_SHOWN_NAMES = 3
+_HOUR = 3_600.0
+
+
+def render(report: Report, *, everything: bool = False) -> str:
+    """The text; `everything`: all names that each filter matches, and the settings that nobody wrote."""
+    sections = [
+        ("Errors", _bullets(report.errors)),
+        ("Warnings", _bullets(report.warnings)),
+        ("Keys without the effect one might expect", _bullets(report.no_effect)),
+        ("Keys with another name in MindFormers", _bullets(report.renamed)),
+        ("Settings in effect (* written in the file; the others are defaults)", _settings(report, everything)),
+        ("What is recorded (estimates, on average)", _recorded(report)),
+        ("Parameters that the filters match", _filters(report.filters, everything)),
+        ("Profiler", _profiler(report)),
+        ("Output", _output(report)),
+        ("Versions", _versions(report)),
+    ]
+    parts = []
+    for title, lines in sections:
+        body = "\n".join(f"  {line}".rstrip() for line in lines)
+        if body:
+            parts.append(f"{title}\n{body}")
+    return "\n\n".join([*parts, _verdict(report)]) + "\n"
+
+
+def _verdict(report: Report) -> str:
+    def count(number: int, word: str) -> str:
+        return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+    counted = f"{count(len(report.errors), 'error')}, {count(len(report.warnings), 'warning')}"
+    return f"{report.source}: {'not usable' if report.errors else 'usable'} ({counted})"
+
+
+def _bullets(lines: Iterable[str]) -> list[str]:
+    return [f"- {line}" for line in lines]
+
+
+def _table(rows: Sequence[Sequence[str]], right: int = 0) -> list[str]:
+    """Columns; those from the `right`-th on are numbers. `right` 0: none is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def cell(index: int, text: str) -> str:
+        return text.rjust(widths[index]) if right and index >= right else text.ljust(widths[index])
+
+    return ["  ".join(cell(index, text) for index, text in enumerate(row)).rstrip() for row in rows]
+
+
+def _settings(report: Report, everything: bool) -> list[str]:
+    rows = [
+        (f"{'*' if setting.written else ' '} {setting.key}", json.dumps(setting.value))
+        for setting in report.settings
+        if everything or setting.written or not setting.key.startswith(("rankd.", "monitor_config.", "profiler."))
+    ]
+    left_out = len(report.settings) - len(rows)
+    more = [f"  ({left_out} more defaults: -v)"] if left_out else []
+    return [*_table(rows), *more] if rows else more
+
+
+def _recorded(report: Report) -> Iterator[str]:
+    amount = report.estimate
+    if amount is None:
+        return
+    shape = report.shape
+    yield f"by ranks {ranges(range(shape.world_size))}, {_micro_steps(shape)} a step, {_steps(shape)}"
+    for line in report.assumed:
+        yield f"assumed, because not given: {line}"
+    yield ""
+    head = ("metric", "written", "records", "lines", "text bytes")
+    yield from _table([head, *(_row(row) for row in amount.rows)], 2)
+    yield "(of one step of one rank, text counted once)"
+    unknown = sorted({row.each for row in amount.rows if row.each is not None})
+    if unknown:
+        yield f"(not in the sums, because nobody has said how many there are: {', '.join(unknown)};"
+        yield " --model tells the number of parameters and MoE layers)"
+    yield ""
+    yield from _sums(amount, shape)
+
+
+def _steps(shape: Shape) -> str:
+    return "steps not known" if shape.steps is None else f"{shape.steps} steps"
+
+
+def _micro_steps(shape: Shape) -> str:
+    return "1 micro-step" if shape.micro_steps == 1 else f"{shape.micro_steps} micro-steps"
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    each = "" if row.each is None else f" (for each {row.each})"
+    amount = row.amount
+    return (row.metric + each, row.when, _number(amount.records), _number(amount.lines), _number(amount.text))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def _sums(amount: Estimate, shape: Shape) -> Iterator[str]:
+    spans: list[tuple[str, float]] = [("a step", 1.0), (f"an hour at {shape.step_seconds:g} s a step", 0.0)]
+    spans[1] = (spans[1][0], _HOUR / shape.step_seconds)
+    if shape.steps is not None:
+        spans.append((f"all {shape.steps} steps", float(shape.steps)))
+    head = ("all ranks together", "records", "lines", "on disk")
+    rows = [(what, *_sum(amount.step, times), human_bytes(amount.disk * times)) for what, times in spans]
+    yield from _table([head, *rows], 1)
+    rest = "" if amount.complete else ", without the lines whose number is not known"
+    yield f"(on disk: the text twice, by rank and merged, and the journal{rest})"
+
+
+def _sum(step: Amount, times: float) -> tuple[str, str]:
+    return _number(step.records * times), _number(step.lines * times)
+
+
+def _filters(filters: Sequence[FilterMatch], everything: bool) -> Iterator[str]:
+    for match in filters:
+        what = "true" if match.filter is None else json.dumps(match.filter)
+        yield f"{match.key} {what}: {len(match.names)} of {match.of}"
+        shown = match.names if everything else match.names[:_SHOWN_NAMES]
+        yield from (f"  {name}" for name in shown)
+        if len(shown) < len(match.names):
+            yield f"  … and {len(match.names) - len(shown)} more (-v)"
+
+
+def _profiler(report: Report) -> list[str]:
+    profiler = report.profiler
+    if profiler is None:
+        return ["off"] if report.estimate is not None else []
+    rows = [
+        ("ranks", profiler.ranks),
+        ("steps", profiler.steps),
+        ("level", profiler.level),
+        ("to", profiler.directory),
+        ("expected size", f"{profiler.size}; a class, not a measurement"),
+    ]
+    return _table(rows)
+
+
+def _output(report: Report) -> list[str]:
+    rows = [
+        (place.key, place.path, "" if place.free is None else f"{human_bytes(place.free)} free")
+        for place in report.places
+    ]
+    return _table(rows) if rows else []
+
+
+def _versions(report: Report) -> list[str]:
+    rows = [(name, version or "not found here") for name, version in report.versions.items()]
+    return _table(rows) if rows else []

@@ -1,0 +1,137 @@
+"""Deliveries that the collector starts for processes it does not hear; real spools and subprocesses, given time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.support import wait_for
+
+from rankd.agent.identity import Identity, introduction
+from rankd.agent.outbox import Outbox
+from rankd.agent.spool import Spool
+from rankd.collector.entries import Opened
+from rankd.collector.liveness import Liveness
+from rankd.collector.protocol.wire import Hello, Note, encode_item
+from rankd.collector.rescue import Rescue
+from rankd.collector.run import Run
+
+
+class Watch:
+    """A rescue of a run that has heard of whoever a test lets in; a beat is a second."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.run = Run(lambda _: b"")
+        self.liveness = Liveness(lost_after=60, max_hold=300)
+        self.spools = tmp_path / "base" / f"rankd-{os.geteuid()}" / "run"
+        self.elsewhere = tmp_path / f"rankd-{os.geteuid()}" / "run"
+        for directory in (self.spools, self.elsewhere):
+            directory.mkdir(parents=True)
+        self.rescue = Rescue(self.run, self.liveness, output=tmp_path / "out", spools=self.spools, beat_interval=1)
+
+    def spool(self, *, items: int = 0, there: bool = False) -> tuple[Spool, Outbox, Hello]:
+        """A spool as an agent of this host makes it; `there`: with another directory for temporary files."""
+        path = (self.elsewhere if there else self.spools) / "rank_0.spool"
+        hello = introduction(Identity(0, 1, "test"), None, {"spool": str(path)})
+        spool = Spool.create(path, 2**17, hello)
+        outbox = Outbox(spool)
+        for _ in range(items):
+            outbox.put([encode_item(Note(0, 1, None, "test", "", 0.0))])
+        return spool, outbox, hello
+
+    def finish(self, now: float) -> list[object]:
+        """Wait for what is under way; what it has led to."""
+        wait_for(lambda: not under_way())
+        return list(self.rescue.due(now))
+
+
+def under_way() -> list[psutil.Process]:
+    """The subprocesses of this process that run."""
+    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    """Ends what it has started."""
+    it = Watch(tmp_path)
+    yield it
+    it.rescue.close()
+
+
+def test_a_rank_that_is_heard_is_left_alone(watch: Watch) -> None:
+    """Its spool is claimed; nothing is started, and nothing stands in the way of the end."""
+    spool, _, hello = watch.spool()
+    watch.run.apply(Opened(hello))
+    watch.liveness.rejoined(0, 0.0)
+    assert watch.rescue.due(2.0) == []
+    assert watch.rescue.settled(2.5)
+    assert under_way() == []
+    spool.close(delivered=True)
+
+
+def test_a_silent_rank_that_lives_is_asked_again_later(watch: Watch) -> None:
+    """Three beats late: its spool is locked; it is not given up, and looked at again some seconds later only."""
+    spool, _, hello = watch.spool()
+    watch.run.apply(Opened(hello))
+    watch.liveness.rejoined(0, 0.0)
+    watch.rescue.due(3.0)
+    assert not watch.rescue.settled(3.0)
+    assert watch.finish(4.0) == []
+    assert watch.rescue.settled(4.5)
+    watch.rescue.due(8.0)
+    assert under_way() == []
+    watch.rescue.due(9.1)
+    assert len(under_way()) == 1
+    spool.close(delivered=True)
+
+
+def test_a_silent_rank_whose_process_is_gone_is_given_up_at_once(watch: Watch) -> None:
+    """Also where its spool lies elsewhere than this host's others; the file is removed."""
+    _, outbox, hello = watch.spool(there=True)
+    watch.run.apply(Opened(hello))
+    watch.liveness.rejoined(0, 0.0)
+    outbox.close()
+    watch.rescue.due(3.0)
+    assert [str(entry) for entry in watch.finish(4.0)] == ["Lost(rank=0, silent=4.0, gone=True)"]
+    assert watch.rescue.settled(5.0)
+    assert not Path(hello.about["spool"]).exists()
+
+
+def test_a_spool_that_nobody_claims_is_given_time_to_say_hello(watch: Watch) -> None:
+    """A process that has just started is not looked at; one that never comes is, before the end."""
+    spool, _, _ = watch.spool()
+    watch.rescue.due(0.0)
+    watch.rescue.due(2.0)
+    assert under_way() == []
+    assert not watch.rescue.settled(2.5)
+    watch.rescue.due(3.1)
+    assert watch.finish(4.0) == []
+    assert watch.rescue.settled(5.0)
+    spool.close(delivered=True)
+
+
+def test_what_is_under_way_ends_with_the_collector(watch: Watch) -> None:
+    """A delivery that finds no collector any more is ended, and its file stays."""
+    spool, outbox, hello = watch.spool(items=3)
+    watch.run.apply(Opened(hello))
+    watch.liveness.rejoined(0, 0.0)
+    outbox.close()
+    watch.rescue.due(3.0)
+    assert len(under_way()) == 1
+    watch.rescue.close()
+    assert under_way() == []
+    assert spool.path.exists()
+
+
+@pytest.mark.parametrize("path", ["/etc/shadow", "--output=/tmp", "/tmp/x.spool", "/tmp/rankd-0/../../etc/x.spool", ""])
+def test_a_path_that_a_peer_chose_is_not_touched(watch: Watch, path: str) -> None:
+    """COMPLAINTS 27: only where spools lie is looked; what else a hello says reaches no command line."""
+    hello = introduction(Identity(0, 1, "test"), None, {"spool": path})
+    watch.run.apply(Opened(hello))
+    watch.liveness.rejoined(0, 0.0)
+    watch.rescue.due(3.0)
+    assert under_way() == []
+    assert watch.rescue.settled(4.0)
