@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from rankd.collector.protocol.records import Frame, NameTable, Position, RankBlock
 from rankd.collector.protocol.wire import Data
 from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink
 
@@ -257,3 +258,15 @@ def test_a_collector_that_is_killed_and_started_again(tmp_path: Path, follow: Ca
     wait_for(lambda: follower.seen == log.read_bytes())
     for peer in made:
         peer.close()
+
+
+def test_long_lines_of_many_ranks_stay_whole(tmp_path: Path, follow: Callable[..., Follower]) -> None:
+    """Lines of 8 kB of 8 ranks, all at once: each comes whole, with its rank."""
+    tokens = Frame.lists("tpe", NameTable(("decoder.0",)), [[1_000_000] * 1_000], 1)
+    blocks = [RankBlock(rank, Position(1, step, 1), (tokens,)) for step in range(1, 40) for rank in range(8)]
+    follower = follow(tmp_path, "-n", "1000000", "--metric", "tpe")
+    write_logs(tmp_path, blocks, each=8)
+    text = (tmp_path / MERGED_LOG).read_bytes()
+    wait_for(lambda: len(follower.seen) == len(text))
+    assert follower.seen == text
+    assert max(map(len, text.splitlines())) > 8_000
