@@ -270,6 +270,23 @@ class MaxLogitsConfig(Settings):
     enable_logging: bool = setting(flag(), True)
 
 
+@dataclass(frozen=True, slots=True)
+class OurCallbackConfig(Settings):
+    """The entry `type: RankdCallback` of `callbacks:`; it is checked here, and MindFormers passes it to the callback.
+
+    Attributes:
+        type: the callback's name.
+        keep_stock: MindFormers' own monitors print as well.
+        config: a YAML that is read instead of the Trainer's own configuration.
+    """
+
+    foreign: ClassVar[frozenset[str]] = frozenset({"auto_register"})
+
+    type: str = setting(Kind("text", _callback_type), _OUR_CALLBACK)
+    keep_stock: bool = setting(flag(), True)
+    config: Path | None = setting(optional(file_path()), None)
+
+
 def _read_callbacks(value: object) -> tuple[str | MaxLogitsConfig, ...]:
     """The callbacks, in order: ours read, of the others the types."""
     if value is None:
@@ -292,6 +309,8 @@ def _read_callback(entry: object) -> str | MaxLogitsConfig:
     name = attempt(misfits, "type", _callback_type, entry["type"])
     if name is None:
         raise error_of(misfits)
+    if name == _OUR_CALLBACK:
+        OurCallbackConfig.from_mapping(entry, "")
     return MaxLogitsConfig.from_mapping(entry, "") if name == _MAX_LOGITS else name
 
 

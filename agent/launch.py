@@ -29,6 +29,9 @@ _COULD_NOT_START = 2
 # Our own variables it does inherit, except for those that say who a rank is.
 _NOT_INHERITED = re.compile(r"(MS_|RANK(_|$)|LOCAL_RANK|RANKD_(RANK|WORLD_SIZE)$|DEVICE_|LD_PRELOAD|OMPI_|SLURM_)")
 _LAST_LINES = 5
+# Seconds a collector waits at least for the first rank, however soon ranks count as lost: on a busy machine they need
+# some to find it, and nobody starts it again once it has given up.
+_LEAST_PATIENCE = 60.0
 
 
 def start_collector(config: RankdConfig) -> None:
@@ -61,7 +64,7 @@ def _start_and_watch(config: RankdConfig) -> None:
 
 
 def _spawn(config: RankdConfig, log_fd: int) -> subprocess.Popen[bytes]:
-    patience = str(config.lost_after)
+    patience = str(max(config.lost_after, _LEAST_PATIENCE))
     process = subprocess.Popen(  # noqa: S603 - our own module, no shell
         [sys.executable, "-m", "rankd.collector", "collect", "--settings", "-", "--patience", patience],
         stdin=subprocess.PIPE,

@@ -15,6 +15,7 @@ kernel has it); with `disk` it also survives a power failure (fsync).
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import struct
@@ -39,6 +40,8 @@ __all__ = [
     "segments",
     "tail_of",
 ]
+
+log = logging.getLogger("rankd.collector")
 
 # The first bytes of each segment.
 MAGIC = b"rankd journal 1\n"
@@ -250,6 +253,9 @@ class Journal:
                     f"{path} is damaged at byte {end} of {path.stat().st_size}, and later segments follow. Restore it, "
                     "or move the journal away to start a new one"
                 )
+        if torn := paths[-1].stat().st_size - end:
+            # A crash in mid-write leaves less than one write; more than that is damage, and somebody should know.
+            log.warning("%s: the %d bytes from byte %d on are no whole entry, and are cut", paths[-1], torn, end)
         self._resume(paths[-1], end)
 
     @staticmethod

@@ -68,7 +68,7 @@ def train(config: str, steps: int, micro_steps: int, rank: int, ranks: int) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="train.yaml", help="the training YAML (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=15, help="training steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=20, help="training steps (default: %(default)s)")
     parser.add_argument("--micro-steps", type=int, default=4, help="micro-batches a step (default: %(default)s)")
     args = parser.parse_args()
     rank, ranks = 0, 1

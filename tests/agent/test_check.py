@@ -197,6 +197,15 @@ def test_mindformers_needs_the_callback_and_where_it_is() -> None:
     assert report(text, None, replace(FACTS, register_path=("b", "b"))).warnings == ()
 
 
+def test_the_callbacks_own_entry_is_checked() -> None:
+    """A misspelt key of `type: RankdCallback` is told before the job, with the nearest one."""
+    entry = {"type": "RankdCallback", "auto_register": "rankd_callback.RankdCallback", "keep_stok": False}
+    with pytest.raises(ValueError, match=r"callbacks\[0\]\.keep_stok: unknown key; did you mean `keep_stock`"):
+        AgentConfig.from_mapping({"callbacks": [entry]})
+    right = {**{k: v for k, v in entry.items() if k != "keep_stok"}, "keep_stock": False}
+    assert AgentConfig.from_mapping({"callbacks": [right]}).notices == ()
+
+
 def test_the_order_of_callbacks_that_reset_is_told() -> None:
     """MaxLogitsMonitor before RankdCallback resets what rankd is to read."""
     text = "callbacks: [{type: MaxLogitsMonitor}, {type: RankdCallback}]"

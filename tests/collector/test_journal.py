@@ -73,14 +73,15 @@ def test_a_torn_tail_is_cut_at_every_byte(tmp_path: Path) -> None:
         assert replayed(directory) == [*kept, b"third"]
 
 
-def test_a_wrong_byte_in_the_last_entry_is_a_torn_tail(tmp_path: Path) -> None:
-    """Blocks of a file may reach the disk in any order; the checksum tells."""
+def test_a_wrong_byte_in_the_last_entry_is_a_torn_tail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Blocks of a file may reach the disk in any order; the checksum tells. What is cut is said, with its size."""
     journal_of(tmp_path, [b"first", b"second"])
     (path,) = segments(tmp_path)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     assert replayed(tmp_path) == [b"first"]
+    assert "00000001.journal: the 14 bytes from byte 29 on are no whole entry" in caplog.text
 
 
 def rotated(directory: Path, keep: int | None = None) -> tuple[Journal, list[int]]:

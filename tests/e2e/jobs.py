@@ -27,12 +27,14 @@ PATIENCE = 150.0
 _LOOK = 0.1
 
 
-def running_in(folder: Path) -> list[psutil.Process]:
-    """The live processes whose working directory is `folder` or in it."""
+def running_in(folder: Path, which: Callable[[psutil.Process], bool] = lambda _: True) -> list[psutil.Process]:
+    """The live processes whose working directory is `folder` or in it; of these, `which`."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # ended meanwhile, or another user's
-            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()).is_relative_to(folder):
+            if process.status() == psutil.STATUS_ZOMBIE or not Path(process.cwd()).is_relative_to(folder):
+                continue
+            if which(process):
                 found.append(process)
     return found
 
@@ -84,7 +86,11 @@ class Job:
 
     def collector(self) -> list[psutil.Process]:
         """The job's collector, if it runs."""
-        return [process for process in running_in(self.folder) if "rankd.collector" in process.cmdline()]
+        return running_in(self.folder, lambda process: "rankd.collector" in process.cmdline())
+
+    def ranks(self) -> list[psutil.Process]:
+        """The training processes that still run."""
+        return running_in(self.folder, lambda process: process.environ().get("MS_ROLE") == "MS_WORKER")
 
     def content(self) -> list[Record | Comment]:
         """What merged.log says."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rankd.collector.protocol.records import Comment, Record
 
-from .jobs import Job, job, merged_lines_of, running_in, verify
+from .jobs import job, merged_lines_of, verify
 
 pytestmark = pytest.mark.mindspore
 
@@ -47,16 +45,6 @@ class Outcome:
         return [(c.rank, c.text) for c in self.content if isinstance(c, Comment) and c.kind == kind]
 
 
-def ranks_of(started: Job) -> list[psutil.Process]:
-    """The training processes that still run."""
-    found = []
-    for process in running_in(started.folder):
-        with contextlib.suppress(psutil.Error):  # ended meanwhile
-            if process.environ().get("MS_ROLE") == "MS_WORKER":
-                found.append(process)
-    return found
-
-
 def pairs(path: Path) -> list[tuple[int, int]]:
     """The micro-steps that a rank has noted: (step, micro_step)."""
     return [(int(step), int(micro_step)) for step, micro_step in map(str.split, path.read_text().splitlines())]
@@ -69,7 +57,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with job(folder, "failing.py", CONFIG, RANKS) as started:
         files = [folder / f"pushed_rank_{rank}.txt" for rank in range(RANKS)]
         started.wait_for("training", lambda: all(file.exists() and file.stat().st_size for file in files))
-        started.wait_for("the end of all ranks", lambda: not ranks_of(started))
+        started.wait_for("the end of all ranks", lambda: not started.ranks())
         outlived = bool(started.collector())
         started.wait_for("the collector's end", lambda: started.has_ended() and not started.collector(), 30)
         return Outcome(
