@@ -274,9 +274,9 @@ class Collector:
                         self._rescue.delivered(session, time.monotonic())
                     if isinstance(message, Data):
                         self._data(session, message, entries)
+                        touched[peer] = session
                     elif deliverer is None:
                         self._status.beats.heard(session.rank, message, time.monotonic())
-                        touched[peer] = session
                 case Data() | Beat():
                     self._send(peer, Who())
                 case _:
