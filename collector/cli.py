@@ -17,6 +17,10 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "collect": (".collect", "run the collector of an output directory"),
+    "tail": (".tail", "show the merged log: its history, and as it grows"),
+    "status": (".statusview", "one screen: where the run and each of its ranks are"),
+    "export": (".export", "a run's records at full precision, as JSON Lines, CSV or Parquet"),
+    "parse": (".parsing", "text logs, also MindFormers' own, as records"),
     "check": ("..agent.checking", "say what a training YAML comes to: errors, what is recorded, how much"),
     "recover": ("..agent.recover", "deliver what killed processes have left in their spool files"),
     "verify": (".verify", "prove from the files alone that a run's logs are whole, in order, without a double"),

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from .protocol.errors import RecordError
+from .protocol.ranges import parse_ranks
 from .settings import (
     KIB,
     MIB,
@@ -24,6 +26,7 @@ from .settings import (
     choice,
     file_path,
     flag,
+    list_of,
     misfit,
     optional,
     seconds,
@@ -31,7 +34,7 @@ from .settings import (
     subsection,
 )
 
-__all__ = ["JournalConfig", "RankdConfig", "SpoolConfig", "output_of"]
+__all__ = ["JournalConfig", "OutputConfig", "RankdConfig", "SpoolConfig", "output_of"]
 
 # One micro-step of a few hundred parameters takes some 10 kB; a smaller spool would drop even that.
 _MIN_SPOOL = 64 * KIB
@@ -137,6 +140,59 @@ class JournalConfig(Settings):
     keep: int | None = setting(optional(byte_size(low=0)), None)
 
 
+def _ranks() -> Kind[str]:
+    """Ranks as text, such as `0,2-3`, or one as a number."""
+    allowed = 'ranks and ranges of them, such as "0,2-3"'
+
+    def read(value: object) -> str:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            value = str(value)
+        if not isinstance(value, str):
+            raise misfit(value, allowed, wrong_type=True)
+        try:
+            parse_ranks(value)
+        except RecordError:
+            raise misfit(value, allowed) from None
+        return value
+
+    return Kind(allowed, read)
+
+
+def _word(allowed: str) -> Kind[str]:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise misfit(value, allowed, wrong_type=not isinstance(value, str))
+        return value
+
+    return Kind(allowed, read)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConfig(Settings):
+    """One of `rankd.outputs`: where records go besides the text logs, which are always written.
+
+    Attributes:
+        type: `jsonl` (OUTPUT/records.jsonl) and `csv` (OUTPUT/records.csv) at full precision; `tensorboard`
+            (OUTPUT/tensorboard, needs the extra of that name); `prometheus` (served over HTTP, needs the extra).
+        metrics: only these; None: all.
+        ranks: only these, as text such as "0,2-3"; None: all.
+        listen: for `prometheus`: HOST:PORT to serve on; PORT 0 takes a free one, which collector.log tells.
+    """
+
+    dotted: ClassVar[str] = "rankd.outputs"
+
+    type: str = setting(choice("jsonl", "csv", "tensorboard", "prometheus"), "jsonl")
+    metrics: tuple[str, ...] | None = setting(optional(list_of(_word("the name of a metric"))), None)
+    ranks: str | None = setting(optional(_ranks()), None)
+    listen: str = setting(_word("text HOST:PORT"), "127.0.0.1:9464")
+
+    def conflicts(self) -> Iterator[Misfit]:
+        """`listen` must be an address."""
+        host, _, port = self.listen.rpartition(":")
+        if not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) > 65_535:
+            yield Misfit("listen", f'found {self.listen!r}, allowed: text "HOST:PORT", PORT 0 to 65535')
+
+
 @dataclass(frozen=True, slots=True)
 class RankdConfig(Settings):
     """The `rankd:` section: where the logs go, and how agents and collector treat each other.
@@ -158,6 +214,7 @@ class RankdConfig(Settings):
         exit_timeout: seconds a training process waits at its exit for the last acknowledgements.
         spool: see SpoolConfig.
         journal: see JournalConfig.
+        outputs: where records go besides the text logs; see OutputConfig.
     """
 
     dotted: ClassVar[str] = "rankd"
@@ -174,6 +231,7 @@ class RankdConfig(Settings):
     exit_timeout: float = setting(seconds(zero=True), 5.0)
     spool: SpoolConfig = setting(subsection(SpoolConfig), SpoolConfig())
     journal: JournalConfig = setting(subsection(JournalConfig), JournalConfig())
+    outputs: tuple[OutputConfig, ...] = setting(list_of(subsection(OutputConfig)), ())
 
     def conflicts(self) -> Iterator[Misfit]:
         """A rank must be able to miss a beat without being given up or held out."""
@@ -185,6 +243,10 @@ class RankdConfig(Settings):
                     f"found {value}, allowed: more than twice beat_interval ({self.beat_interval}), "
                     "so that one late beat costs nothing",
                 )
+        types = [each.type for each in self.outputs]
+        for index, kind in enumerate(types):
+            if kind in types[:index]:
+                yield Misfit(f"outputs[{index}].type", f"found {kind} a second time; give one output all it takes")
 
 
 def output_of(dump_path: Path) -> Path:

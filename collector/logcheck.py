@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .protocol.records import Comment, RankBlock
 from .protocol.speclog import Renderer
-from .sinks.speclog import MERGED_LOG, log_texts, rank_log
+from .sinks.speclog import MERGED_LOG, is_log, log_texts, rank_log
 
 __all__ = ["Finding", "LogComparison", "MergedLog"]
 
@@ -52,7 +52,7 @@ class LogComparison:
 
     def __init__(self, output: Path, sizes: Mapping[str, int]) -> None:
         self.findings: list[Finding] = []
-        self.sizes = dict(sizes)
+        self.sizes = {name: size for name, size in sizes.items() if is_log(name)}
         self.short: dict[str, int] = {}
         self._output = output
         self._renderer = Renderer()

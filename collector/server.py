@@ -29,6 +29,7 @@ from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, enc
 from .intake import Session
 from .journal import Journal
 from .liveness import Liveness
+from .outputs import sink_of
 from .place import Place
 from .protocol.checks import printable
 from .protocol.errors import LimitError, ProtocolError, VersionError
@@ -36,8 +37,7 @@ from .protocol.keys import RunKey
 from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
 from .rescue import Rescue
 from .run import RankState, Released, Run
-from .sinks.sink import Sink
-from .sinks.speclog import SpecLogSink
+from .statusfile import StatusFile
 
 __all__ = ["Collector", "Outcome"]
 
@@ -94,7 +94,8 @@ class Collector:
             durability=config.journal.durability,
             keep=config.journal.keep,
         )
-        self._sink: Sink = SpecLogSink(self._place.output)
+        self._status = StatusFile(self._place, config.beat_interval)
+        self._sink = sink_of(config, self._host_of, self._status.latest)
         self._run = Run(self._journal.fetch)
         self._peers: dict[bytes, Session] = {}
         # Who delivers for a process that is gone: what comes from there does not make the rank look alive.
@@ -137,6 +138,10 @@ class Collector:
         if self._run.intake.sessions:
             log.info("recovered %d sessions from the journal", len(self._run.intake.sessions))
 
+    def _host_of(self, rank: int) -> str:
+        session = self._run.intake.current(rank)
+        return "" if session is None else session.hello.host
+
     def _can_start_from(self, payload: bytes) -> bool:
         """Not from a checkpoint that a log is shorter than (power failure, truncation): what is missing is rendered."""
         checkpoint = decode_entry(payload)
@@ -172,6 +177,7 @@ class Collector:
                 status = 128 + self._signal
             finally:
                 self._describe()
+                self._status.update(self._run, self._refusals, time.monotonic(), last=True)
                 self._shut()
         return Outcome(status, self._summary(status))
 
@@ -204,6 +210,7 @@ class Collector:
             if never_heard and self._patience is not None and now - started > self._patience:
                 log.error("no rank has said hello for %.0f s; giving up", self._patience)
                 return 1
+            self._status.update(self._run, self._refusals, now)
             if drained:
                 self._describe()
                 self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
@@ -265,6 +272,8 @@ class Collector:
                     if isinstance(message, Data) and self._has_room(peer, session):
                         self._data(session, message, entries)
                         touched[peer] = session
+                    elif deliverer is None:
+                        self._status.beats.heard(session.rank, message, time.monotonic())
                 case Data() | Beat():
                     self._send(peer, Who())
                 case _:

@@ -20,7 +20,7 @@ from .protocol.wire import Item, Table, decode_item
 from .rebuild import progress_line
 from .replay import Located, Replay, show_nothing
 from .run import Released
-from .sinks.speclog import MERGED_LOG
+from .sinks.speclog import MERGED_LOG, is_log
 
 __all__ = ["Verification", "add_arguments", "run"]
 
@@ -132,7 +132,8 @@ class Verification:
         """A restart goes on from here, so it must say what the entries before it make."""
         where = f"{located.segment}: byte {located.offset}"
         made = self._logs.sizes
-        for name in sorted({*checkpoint.sizes, *made}):
+        # Other names in a checkpoint are of other sinks, or not of files.
+        for name in sorted({*filter(is_log, checkpoint.sizes), *made}):
             if (said := checkpoint.sizes.get(name, 0)) != made.get(name, 0):
                 self.findings.append(
                     Finding(where, f"{name} of {made.get(name, 0)} bytes in the checkpoint", str(said))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rankd.agent.config import MaxLogitsConfig, MoeMonitorConfig, OlderMonitorConfig, TrainStateConfig
-from rankd.collector.config import JournalConfig, RankdConfig, SpoolConfig
+from rankd.collector.config import JournalConfig, OutputConfig, RankdConfig, SpoolConfig
 from rankd.collector.settings import MIB, Settings
 from rankd.profiler_ctl.config import ProfilerConfig
 
@@ -25,6 +25,7 @@ SECTIONS = {
     "rankd": RankdConfig,
     "rankd.spool": SpoolConfig,
     "rankd.journal": JournalConfig,
+    "rankd.outputs[]": OutputConfig,
 }
 KEYS = [
     (f"{section}.{field.name}", field.default)
@@ -38,6 +39,8 @@ def default_as_written(value: Any) -> str:
     """How the reference writes a default."""
     if isinstance(value, str | Path):
         return f"`{value}`"
+    if value == ():
+        return "`[]`"
     if isinstance(value, int) and value >= MIB:
         return f"{value // MIB} MiB"
     plain = {None: "null", True: "true", False: "false"}

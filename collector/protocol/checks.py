@@ -10,6 +10,7 @@ from .errors import LimitError, RecordError
 
 __all__ = [
     "MAX_ENTRIES",
+    "MAX_RANKS",
     "MAX_STEP",
     "check_bytes",
     "check_int",
@@ -22,6 +23,7 @@ __all__ = [
 
 # Steps and micro-steps fit a signed 64-bit column of any reader (Parquet, TensorBoard, SQL).
 MAX_STEP = 2**63 - 1
+MAX_RANKS = 65_536
 # Of a map that rides on a message: versions, causes, host figures.
 MAX_ENTRIES = 64
 _MAX_KEY_BYTES = 128

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import msgpack
 
-from .checks import MAX_ENTRIES, check_bytes, check_int, check_map, check_number, check_text, shown
+from .checks import MAX_ENTRIES, MAX_RANKS, check_bytes, check_int, check_map, check_number, check_text, shown
 from .errors import LimitError, ProtocolError, RecordError, VersionError
 from .records import MAX_NAME_BYTES, MAX_NAMES, Frame, Level, NameTable
 
@@ -66,7 +66,6 @@ PROTOCOL_VERSION = 1
 MAX_ITEM_BYTES = 16 * 2**20
 # A batch is cut at MAX_BATCH_BYTES (sender) unless a single item is larger.
 MAX_MESSAGE_BYTES = MAX_ITEM_BYTES + 2**16
-MAX_RANKS = 65_536
 # Name tables of one process: norms, device norms, tpe, max logits, and room for models that change.
 MAX_TABLES = 1_024
 # Text of their names, of one process and of all together: equal tables of all processes count once.

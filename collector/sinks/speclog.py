@@ -1,48 +1,29 @@
-"""The text logs as files: OUTPUT/rank_N/monitor.log for each rank, and OUTPUT/merged.log (SPEC.md section 3).
-
-Each file is a `_Log`: what of its bytes is in the file already, and what waits. All the rest follows from these two: a
-short write leaves the rest waiting, a retry goes on at that byte, a restart finds in the file the first of the bytes
-that it renders again.
-"""
+"""The text logs as files: OUTPUT/rank_N/monitor.log for each rank, and OUTPUT/merged.log (SPEC.md section 3)."""
 
 from __future__ import annotations
 
-import logging
-import os
 import re
-import resource
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from ..protocol.records import Comment, RankBlock
 from ..protocol.speclog import Renderer, merged_parts
+from .files import Buffer, LogFiles
+from .merged_index import MERGED_INDEX, IndexWriter
 
-__all__ = ["MERGED_LOG", "SpecLogSink", "log_texts", "rank_log"]
-
-_logger = logging.getLogger(__name__)
+__all__ = ["MERGED_LOG", "SpecLogSink", "is_log", "log_texts", "rank_log"]
 
 MERGED_LOG = "merged.log"
-
-# Of the files that this process may open, the logs take half: the sockets of the ranks, the journal and other sinks
-# need theirs too. Opening a log again costs about as much as writing a block.
-_SHARE_OF_FILES = 2
-_LEAST_OPEN_FILES = 64
 
 # Rendered and written before the next, in bytes of columns; a norm's 8 become some 160 of text. What is rendered shall
 # still be in the processor's cache when it is written.
 _BATCH_BYTES = 2**16
 
-# IOV_MAX of Linux: one call takes no more buffers.
-_MAX_PARTS = 1_024
-
-_Buffer: TypeAlias = bytes | memoryview
-
 _RANK_LOG = re.compile(r"rank_(0|[1-9][0-9]*)/monitor\.log")
 
 
-def _is_log(name: str) -> bool:
+def is_log(name: str) -> bool:
+    """Whether this relative path is that of a text log."""
     return name == MERGED_LOG or _RANK_LOG.fullmatch(name) is not None
 
 
@@ -56,18 +37,27 @@ def log_texts(renderer: Renderer, released: Iterable[RankBlock | Comment]) -> di
     return {name: b"".join(parts) for name, parts in _log_parts(renderer, released).items()}
 
 
-def _log_parts(renderer: Renderer, released: Iterable[RankBlock | Comment]) -> dict[str, list[_Buffer]]:
-    """`log_texts`, as buffers to be written one after the other."""
-    logs: dict[str, list[_Buffer]] = {}
-    merged: list[_Buffer] = []
+def _log_parts(
+    renderer: Renderer, released: Iterable[RankBlock | Comment], index: IndexWriter | None = None
+) -> dict[str, list[Buffer]]:
+    """`log_texts`, as buffers to be written one after the other; with `index`, what that adds to its file too."""
+    logs: dict[str, list[Buffer]] = {}
+    merged: list[Buffer] = []
+    entries: list[Buffer] = []
     for each in released:
         text = renderer.block(each) if isinstance(each, RankBlock) else renderer.comment(each)
         if not text:
             continue
         if each.rank is not None:
             logs.setdefault(rank_log(each.rank), []).append(text)
-        merged += merged_parts(each.rank, text)
-    return {**logs, MERGED_LOG: merged} if merged else {}
+        parts = merged_parts(each.rank, text)
+        merged += parts
+        if index is not None and (entry := index.take(each, sum(map(len, parts)))):
+            entries.append(entry)
+    if not merged:
+        return {}
+    # The index last: a reader finds in the log what the index names.
+    return {**logs, MERGED_LOG: merged, MERGED_INDEX: entries} if entries else {**logs, MERGED_LOG: merged}
 
 
 def _batches(released: Sequence[RankBlock | Comment]) -> Iterator[Sequence[RankBlock | Comment]]:
@@ -88,20 +78,25 @@ class SpecLogSink:
     With `resume`, what the logs hold beyond the checkpoint is compared with what is rendered again, and stays where it
     is: somebody who follows a log does not see a line twice. Without `resume`, logs that exist are appended to.
 
+    Args:
+        output: the run's output directory.
+        index: keep an index of the merged log too (`merged_index`), so that readers start at once. It is one more file
+            that grows with the log and is resumed as the logs are.
+
     Not for several threads at once.
     """
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, *, index: bool = False) -> None:
         self._output = output
         self._renderer = Renderer()
-        self._files = _OpenFiles()
-        self._logs: dict[str, _Log] = {}
-        self._waiting: dict[str, _Log] = {}  # in the order in which they came to wait
+        self._files = LogFiles(output)
+        self._with_index = index
+        self._index: IndexWriter | None = None
 
     @property
     def unwritten(self) -> int:
         """How many bytes wait for `retry`. While there are any, `sizes` is ahead of the files."""
-        return sum(len(log.waiting) for log in self._waiting.values())
+        return self._files.unwritten
 
     def write(self, released: Sequence[RankBlock | Comment]) -> None:
         """Append these to the logs that they belong to, with one write a log.
@@ -111,9 +106,11 @@ class SpecLogSink:
         """
         # A failure keeps what it could not write waiting, and the rest is rendered all the same.
         failure: OSError | None = None
+        if self._with_index and self._index is None:
+            self._index = self._index_writer({})
         for batch in _batches(released):
-            for name, parts in _log_parts(self._renderer, batch).items():
-                self._take(name, parts)
+            for name, parts in _log_parts(self._renderer, batch, self._index).items():
+                self._files.take(name, parts)
             try:
                 self.retry()
             except OSError as e:
@@ -127,15 +124,17 @@ class SpecLogSink:
         Raises:
             OSError: of the first log that could not be written.
         """
-        self._each(_Log.push, list(self._waiting.values()))
+        self._files.push()
 
     def sizes(self) -> Mapping[str, int]:
-        """Per log: its size once nothing is `unwritten`."""
-        return {name: log.position + len(log.waiting) for name, log in self._logs.items()}
+        """Per log: its size once nothing is `unwritten`; and where the index is."""
+        state = {} if self._index is None else self._index.freeze()
+        return {**self._files.sizes(), **state}
 
     def reaches(self, sizes: Mapping[str, int]) -> bool:
         """Whether no log is shorter than this checkpoint says."""
-        return all(_size_of(self._output / name) >= size for name, size in sizes.items() if _is_log(name))
+        # Not the index: a reader does without it, and no log is worth being rendered again for its sake.
+        return self._files.reaches({n: size for n, size in sizes.items() if is_log(n)})
 
     def resume(self, sizes: Mapping[str, int]) -> None:
         """Go on from a checkpoint: see `Sink`. A log that is shorter than at the checkpoint gets a warning, and is
@@ -144,13 +143,13 @@ class SpecLogSink:
         Raises:
             OSError: the output directory cannot be read.
         """
-        known = {name: size for name, size in sizes.items() if _is_log(name)}
+        known = {name: size for name, size in sizes.items() if is_log(name) or name == MERGED_INDEX}
         found = {str(path.relative_to(self._output)) for path in self._output.glob("rank_*/monitor.log")}
-        self._waiting.clear()
-        self._logs.clear()
-        for name in {MERGED_LOG, *known, *filter(_RANK_LOG.fullmatch, found)}:
-            log = self._logs[name] = _Log(self._output / name)
-            log.resume(known.get(name, 0))
+        names = {MERGED_LOG, *known, *filter(_RANK_LOG.fullmatch, found)}
+        if self._with_index:
+            names.add(MERGED_INDEX)
+        self._files.resume({name: known.get(name, 0) for name in names})
+        self._index = self._index_writer(sizes) if self._with_index else None
 
     def settle(self) -> None:
         """The repeated calls are over: cut from the logs what they did not make.
@@ -158,189 +157,14 @@ class SpecLogSink:
         Raises:
             OSError: of the first log that could not be cut; call again. What merely waits is left to `retry`.
         """
-        self._each(_Log.settle, list(self._logs.values()))
+        self._files.settle()
 
     def close(self) -> None:
         """Let go of all files. What is `unwritten` is gone from here, not from the journal."""
         self._files.close()
 
-    def _take(self, name: str, parts: list[_Buffer]) -> None:
-        log = self._logs.get(name)
-        if log is None:
-            log = self._logs[name] = _Log(self._output / name)
-            log.append_only()
-        log.take(parts)
-        self._waiting[name] = log
-
-    def _each(self, call: Callable[[_Log, _OpenFiles], None], logs: Sequence[_Log]) -> None:
-        failures = [failure for log in logs if (failure := _failure(call, log, self._files)) is not None]
-        self._waiting = {name: log for name, log in self._waiting.items() if log.waiting}
-        if failures:
-            raise failures[0]
-
-
-def _failure(call: Callable[[_Log, _OpenFiles], None], log: _Log, files: _OpenFiles) -> OSError | None:
-    try:
-        call(log, files)
-    except OSError as e:
-        # With the file's name, which `os.write` and `os.ftruncate` leave out.
-        return OSError(e.errno, e.strerror, str(log.path))
-    return None
-
-
-class _Log:
-    """One file: `position` bytes of what was rendered are in it, `waiting` comes next.
-
-    While the file is `ahead`, it holds more than `position`: what was written before a restart.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.position = 0
-        self.waiting: bytes | bytearray = b""
-        # What comes after `waiting`, as it was rendered: as long as nothing has to wait for a second call it goes to
-        # the file from there. A copy of everything would be a tenth of all the work.
-        self._parts: list[_Buffer] = []
-        self._size = 0  # of the file, as far as this process knows
-
-    @property
-    def ahead(self) -> bool:
-        return self._size > self.position
-
-    def append_only(self) -> None:
-        """Whatever the file holds stays before what comes."""
-        self._size = self.position = _size_of(self.path)
-
-    def resume(self, checkpoint: int) -> None:
-        self._size = _size_of(self.path)
-        self.position = min(checkpoint, self._size)
-        if self._size < checkpoint:
-            _logger.warning(
-                "%s has %d bytes, and had %d at the last checkpoint: something else truncated it, and %d bytes of the "
-                "log are missing there (`rankd rebuild` makes it again); going on after what is left",
-                self.path, self._size, checkpoint, checkpoint - self._size,
-            )  # fmt: skip
-
-    def take(self, parts: list[_Buffer]) -> None:
-        """`parts` come after what waits."""
-        self._parts += parts
-
-    def _gather(self) -> None:
-        """All of it into `waiting`."""
-        if self._parts:
-            # A bytearray grows in place, however long the disk stays full.
-            self.waiting = bytearray(self.waiting) if isinstance(self.waiting, bytes) else self.waiting
-            self.waiting += b"".join(self._parts)
-            self._parts = []
-
-    def _advance(self, count: int) -> None:
-        """The first `count` bytes of what waits are in the file."""
-        self.position += count
-        if count == len(self.waiting):
-            self.waiting = b""
-        elif count:
-            self.waiting = bytearray(memoryview(self.waiting)[count:])
-
-    def push(self, files: _OpenFiles) -> None:
-        """Write what waits, except for what the file holds already."""
-        try:
-            if not self.ahead and not self.waiting:
-                self._push_parts(files.open(self.path))
-        finally:
-            self._gather()
-        while self.waiting:
-            fd = files.open(self.path)
-            if self.ahead:
-                self._skip(fd)
-                continue
-            # A full disk writes a part, and fails at the next call only.
-            written = os.write(fd, self.waiting)
-            self._advance(written)
-            self._size = self.position
-
-    def _push_parts(self, fd: int) -> None:
-        """Write the parts where they lie; at the first that is not written whole, the rest is gathered and waits."""
-        while self._parts:
-            batch, self._parts = self._parts[:_MAX_PARTS], self._parts[_MAX_PARTS:]
-            try:
-                written = os.writev(fd, batch)
-            except OSError:
-                self._parts = batch + self._parts
-                raise
-            self.position += written
-            self._size = self.position
-            if written < sum(map(len, batch)):
-                self._parts = [memoryview(b"".join(batch))[written:], *self._parts]
-                return
-
-    def _skip(self, fd: int) -> None:
-        """Pass over what the file holds; where that is something else, cut it there."""
-        there = os.pread(fd, min(len(self.waiting), self._size - self.position), self.position)
-        same = len(there) if self.waiting.startswith(there) else _common(there, self.waiting)
-        self._advance(same)
-        if there and same == len(there):
-            return
-        # A power cut can leave zeros at the end of a file; or somebody has edited or cut it.
-        _logger.warning(
-            "%s differs from the journal after byte %d; writing it again from there", self.path, self.position
-        )
-        if there:  # otherwise the file ends before this byte, and this would fill it up
-            os.ftruncate(fd, self.position)
-        self._size = self.position
-
-    def settle(self, files: _OpenFiles) -> None:
-        """Cut what the file holds beyond what was rendered."""
-        try:
-            self.push(files)
-        except OSError:
-            if self.ahead:
-                raise
-            return  # what waits for room is left to `retry`, and there is nothing to cut
-        if self.ahead:
-            os.ftruncate(files.open(self.path), self.position)
-            self._size = self.position
-
-
-def _common(a: bytes, b: bytes | bytearray) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-class _OpenFiles:
-    """File descriptors for appending; beyond a number of them, the one that was not used for longest is closed."""
-
-    def __init__(self, most: int | None = None) -> None:
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most = most or max(_LEAST_OPEN_FILES, allowed // _SHARE_OF_FILES)
-        self._open: OrderedDict[Path, int] = OrderedDict()
-
-    def open(self, path: Path) -> int:
-        fd = self._open.get(path)
-        if fd is not None:
-            self._open.move_to_end(path)
-            return fd
-        while len(self._open) >= self._most:
-            os.close(self._open.popitem(last=False)[1])
-        fd = _open_for_append(path)
-        self._open[path] = fd
-        return fd
-
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
-
-
-def _open_for_append(path: Path) -> int:
-    # Readable as well, to compare what a restart finds.
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o644)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags, 0o644)
+    def _index_writer(self, sizes: Mapping[str, int]) -> IndexWriter:
+        if self._files.size(MERGED_INDEX) < sizes.get(MERGED_INDEX, 0):
+            sizes = {}  # entries are gone: the next one says that nothing is known of what is before it
+        # Where the merged log is, not where the checkpoint says it was: something else may have cut it.
+        return IndexWriter.thaw(sizes, self._files.size(MERGED_LOG))

@@ -1,0 +1,280 @@
+"""Files that only grow, written so that a restart finds where it was: the ground of all sinks that write text.
+
+Each file is a `LogFile`: what of its bytes is in the file already, and what waits. All the rest follows from these two:
+a short write leaves the rest waiting, a retry goes on at that byte, a restart finds in the file the first of the bytes
+that it makes again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+__all__ = ["Buffer", "LogFiles"]
+
+_logger = logging.getLogger(__name__)
+
+# Of the files that this process may open, the logs take half: the sockets of the ranks, the journal and other sinks
+# need theirs too. Opening a log again costs about as much as writing a block.
+_SHARE_OF_FILES = 2
+_LEAST_OPEN_FILES = 64
+
+# IOV_MAX of Linux: one call takes no more buffers.
+_MAX_PARTS = 1_024
+
+Buffer: TypeAlias = bytes | memoryview
+
+
+class LogFiles:
+    """Files below `output`, by their relative names; the file side of a `Sink`.
+
+    With `resume`, what a file holds beyond the checkpoint is compared with what is made again, and stays where it is:
+    somebody who follows it does not see a line twice. A file that was not resumed is appended to.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._files = OpenFiles()
+        self._logs: dict[str, LogFile] = {}
+        self._waiting: dict[str, LogFile] = {}  # in the order in which they came to wait
+
+    @property
+    def unwritten(self) -> int:
+        """How many bytes wait for `push`. While there are any, `sizes` is ahead of the files."""
+        return sum(len(log.waiting) for log in self._waiting.values())
+
+    def take(self, name: str, parts: list[Buffer]) -> None:
+        """These come next in that file; `push` writes them."""
+        self._log(name).take(parts)
+        self._waiting[name] = self._logs[name]
+
+    def size(self, name: str) -> int:
+        """Of one file, once nothing is `unwritten`."""
+        log = self._log(name)
+        return log.position + len(log.waiting)
+
+    def sizes(self) -> Mapping[str, int]:
+        """Per file: its size once nothing is `unwritten`."""
+        return {name: log.position + len(log.waiting) for name, log in self._logs.items()}
+
+    def push(self) -> None:
+        """Write what waits, of each file from the byte where it stopped; does nothing when nothing waits.
+
+        Raises:
+            OSError: of the first file that could not be written; the others are.
+        """
+        self._each(LogFile.push, list(self._waiting.values()))
+
+    def reaches(self, sizes: Mapping[str, int]) -> bool:
+        """Whether no file is shorter than this checkpoint says."""
+        return all(_size_of(self._output / name) >= size for name, size in sizes.items())
+
+    def resume(self, sizes: Mapping[str, int]) -> None:
+        """Go on from a checkpoint, with these files: see `Sink`. One that is shorter than at the checkpoint gets a
+        warning, and is appended to; its size counts from then on.
+
+        Raises:
+            OSError: the output directory cannot be read.
+        """
+        self._waiting.clear()
+        self._logs.clear()
+        for name, size in sizes.items():
+            log = self._logs[name] = LogFile(self._output / name)
+            log.resume(size)
+
+    def settle(self) -> None:
+        """The repeated calls are over: cut from the files what they did not make.
+
+        Raises:
+            OSError: of the first file that could not be cut; call again. What merely waits is left to `push`.
+        """
+        self._each(LogFile.settle, list(self._logs.values()))
+
+    def close(self) -> None:
+        """Let go of all files. What is `unwritten` is gone from here, not from the journal."""
+        self._files.close()
+
+    def _log(self, name: str) -> LogFile:
+        log = self._logs.get(name)
+        if log is None:
+            log = self._logs[name] = LogFile(self._output / name)
+            log.append_only()
+        return log
+
+    def _each(self, call: Callable[[LogFile, OpenFiles], None], logs: Sequence[LogFile]) -> None:
+        failures = [failure for log in logs if (failure := _failure(call, log, self._files)) is not None]
+        self._waiting = {name: log for name, log in self._waiting.items() if log.waiting}
+        if failures:
+            raise failures[0]
+
+
+def _failure(call: Callable[[LogFile, OpenFiles], None], log: LogFile, files: OpenFiles) -> OSError | None:
+    try:
+        call(log, files)
+    except OSError as e:
+        # With the file's name, which `os.write` and `os.ftruncate` leave out.
+        return OSError(e.errno, e.strerror, str(log.path))
+    return None
+
+
+class LogFile:
+    """One file: `position` bytes of what was rendered are in it, `waiting` comes next.
+
+    While the file is `ahead`, it holds more than `position`: what was written before a restart.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.position = 0
+        self.waiting: bytes | bytearray = b""
+        # What comes after `waiting`, as it was rendered: as long as nothing has to wait for a second call it goes to
+        # the file from there. A copy of everything would be a tenth of all the work.
+        self._parts: list[Buffer] = []
+        self._size = 0  # of the file, as far as this process knows
+
+    @property
+    def ahead(self) -> bool:
+        return self._size > self.position
+
+    def append_only(self) -> None:
+        """Whatever the file holds stays before what comes."""
+        self._size = self.position = _size_of(self.path)
+
+    def resume(self, checkpoint: int) -> None:
+        self._size = _size_of(self.path)
+        self.position = min(checkpoint, self._size)
+        if self._size < checkpoint:
+            _logger.warning(
+                "%s has %d bytes, and had %d at the last checkpoint: something else truncated it, and %d bytes of the "
+                "log are missing there (`rankd rebuild` makes it again); going on after what is left",
+                self.path, self._size, checkpoint, checkpoint - self._size,
+            )  # fmt: skip
+
+    def take(self, parts: list[Buffer]) -> None:
+        """`parts` come after what waits."""
+        self._parts += parts
+
+    def _gather(self) -> None:
+        """All of it into `waiting`."""
+        if self._parts:
+            # A bytearray grows in place, however long the disk stays full.
+            self.waiting = bytearray(self.waiting) if isinstance(self.waiting, bytes) else self.waiting
+            self.waiting += b"".join(self._parts)
+            self._parts = []
+
+    def _advance(self, count: int) -> None:
+        """The first `count` bytes of what waits are in the file."""
+        self.position += count
+        if count == len(self.waiting):
+            self.waiting = b""
+        elif count:
+            self.waiting = bytearray(memoryview(self.waiting)[count:])
+
+    def push(self, files: OpenFiles) -> None:
+        """Write what waits, except for what the file holds already."""
+        try:
+            if not self.ahead and not self.waiting:
+                self._push_parts(files.open(self.path))
+        finally:
+            self._gather()
+        while self.waiting:
+            fd = files.open(self.path)
+            if self.ahead:
+                self._skip(fd)
+                continue
+            # A full disk writes a part, and fails at the next call only.
+            written = os.write(fd, self.waiting)
+            self._advance(written)
+            self._size = self.position
+
+    def _push_parts(self, fd: int) -> None:
+        """Write the parts where they lie; at the first that is not written whole, the rest is gathered and waits."""
+        while self._parts:
+            batch, self._parts = self._parts[:_MAX_PARTS], self._parts[_MAX_PARTS:]
+            try:
+                written = os.writev(fd, batch)
+            except OSError:
+                self._parts = batch + self._parts
+                raise
+            self.position += written
+            self._size = self.position
+            if written < sum(map(len, batch)):
+                self._parts = [memoryview(b"".join(batch))[written:], *self._parts]
+                return
+
+    def _skip(self, fd: int) -> None:
+        """Pass over what the file holds; where that is something else, cut it there."""
+        there = os.pread(fd, min(len(self.waiting), self._size - self.position), self.position)
+        same = len(there) if self.waiting.startswith(there) else _common(there, self.waiting)
+        self._advance(same)
+        if there and same == len(there):
+            return
+        # A power cut can leave zeros at the end of a file; or somebody has edited or cut it.
+        _logger.warning(
+            "%s differs from the journal after byte %d; writing it again from there", self.path, self.position
+        )
+        if there:  # otherwise the file ends before this byte, and this would fill it up
+            os.ftruncate(fd, self.position)
+        self._size = self.position
+
+    def settle(self, files: OpenFiles) -> None:
+        """Cut what the file holds beyond what was rendered."""
+        try:
+            self.push(files)
+        except OSError:
+            if self.ahead:
+                raise
+            return  # what waits for room is left to `retry`, and there is nothing to cut
+        if self.ahead:
+            os.ftruncate(files.open(self.path), self.position)
+            self._size = self.position
+
+
+def _common(a: bytes, b: bytes | bytearray) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+class OpenFiles:
+    """File descriptors for appending; beyond a number of them, the one that was not used for longest is closed."""
+
+    def __init__(self, most: int | None = None) -> None:
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = most or max(_LEAST_OPEN_FILES, allowed // _SHARE_OF_FILES)
+        self._open: OrderedDict[Path, int] = OrderedDict()
+
+    def open(self, path: Path) -> int:
+        fd = self._open.get(path)
+        if fd is not None:
+            self._open.move_to_end(path)
+            return fd
+        while len(self._open) >= self._most:
+            os.close(self._open.popitem(last=False)[1])
+        fd = _open_for_append(path)
+        self._open[path] = fd
+        return fd
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+def _open_for_append(path: Path) -> int:
+    # Readable as well, to compare what a restart finds.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o644)

@@ -1,0 +1,139 @@
+"""How soon `rankd tail` shows lines of a log of some gigabytes, and what the index costs the collector.
+
+Run as a script: `python tests/bench/bench_tail.py [GIGABYTES] [RANKS] [FOLDER]`. The log is made cheaply: a step's
+blocks are rendered once, and their text is written again and again with another step's number in the headers, and the
+index with it. Baselines of the same run: an empty Python, and reading the last 1 % of the log.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rankd.collector.protocol.records import Frame, NameTable, Position, RankBlock
+from rankd.collector.protocol.speclog import Renderer, merged_text
+from rankd.collector.sinks.merged_index import MERGED_INDEX, IndexWriter
+from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink
+
+_NAMES = 60
+_RUNS = 5
+_MARK = 999_999
+
+
+def a_step(step: int, ranks: int) -> list[RankBlock]:
+    """One micro-step of all ranks: a loss and norms."""
+    table = NameTable(tuple(f"decoder.layers.{i // 10}.self_attention.linear_{i % 10}.weight" for i in range(_NAMES)))
+    frames = (Frame.scalar("local_loss", 0.25), Frame.named("local_norm", table, [0.1 + i for i in range(_NAMES)]))
+    return [RankBlock(rank, Position(1, step, 1), frames) for rank in range(ranks)]
+
+
+def make_log(output: Path, size: int, ranks: int) -> int:
+    """A merged log of about `size` bytes with its index; how many steps it has."""
+    renderer = Renderer()
+    texts = [merged_text(block.rank, renderer.block(block)) for block in a_step(_MARK, ranks)]
+    index, step, written = IndexWriter(), 0, 0
+    (output / ".rankd").mkdir(parents=True)
+    with (output / MERGED_LOG).open("wb") as log, (output / MERGED_INDEX).open("wb") as entries:
+        blocks = [RankBlock(rank, Position(1, 1, 1), ()) for rank in range(ranks)]
+        while written < size:
+            step += 1
+            for text, block in zip(texts, blocks, strict=True):
+                line = text.replace(b'"step": %d' % _MARK, b'"step": %d' % step)
+                entries.write(index.take(RankBlock(block.rank, Position(1, step, 1), ()), len(line)))
+                written += log.write(line)
+    return step
+
+
+def timed(*command: object) -> str:
+    """The best of several runs: seconds on the clock, and of CPU time, which a busy machine changes less."""
+    times, cpu = [], []
+    for _ in range(_RUNS):
+        start, before = time.perf_counter(), _cpu_of_children()
+        subprocess.run([*map(str, command)], stdout=subprocess.DEVNULL, check=True)
+        times.append(time.perf_counter() - start)
+        cpu.append(_cpu_of_children() - before)
+    return f"{min(times):6.3f} s, CPU {min(cpu):6.3f} s"
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def first_line(*command: object) -> float:
+    """Until the first byte of the output, the best of several runs."""
+    times = []
+    for _ in range(_RUNS):
+        start = time.perf_counter()
+        with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            times.append(time.perf_counter() - start)
+            process.stdout.close()
+    return min(times)
+
+
+def cost_of_index(names: int) -> tuple[float, float]:
+    """Blocks per second that the sink writes without and with an index; a block is a loss and `names` norms."""
+    table = NameTable(tuple(f"decoder.layers.{i}.weight" for i in range(names or 1)))
+    frames: tuple[Frame, ...] = (Frame.scalar("local_loss", 0.25),)
+    if names:
+        frames += (Frame.named("local_norm", table, [0.1] * names),)
+    steps = range(1, 400 if names == 0 else 20)
+    blocks = [RankBlock(rank, Position(1, step, 1), frames) for step in steps for rank in range(64)]
+
+    def write(index: bool) -> Callable[[], None]:
+        def run() -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                sink = SpecLogSink(Path(folder), index=index)
+                for at in range(0, len(blocks), 2_000):
+                    sink.write(blocks[at : at + 2_000])
+                sink.close()
+
+        return run
+
+    # By turns: what else the machine does shall meet both.
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(_RUNS):
+        for index in (False, True):
+            start = time.process_time()
+            write(index)()
+            times[index].append(time.process_time() - start)
+    return len(blocks) / min(times[False]), len(blocks) / min(times[True])
+
+
+def main() -> None:
+    """Make the log, measure, print."""
+    gigabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 3.0
+    ranks = int(sys.argv[2]) if len(sys.argv) > 2 else 8
+    with tempfile.TemporaryDirectory(dir=sys.argv[3] if len(sys.argv) > 3 else None) as folder:
+        output = Path(folder) / "run"
+        steps = make_log(output, int(gigabytes * 1e9), ranks)
+        size, index = ((output / name).stat().st_size for name in (MERGED_LOG, MERGED_INDEX))
+        print(f"merged.log: {size / 1e9:.2f} GB, {ranks} ranks, {steps} steps; index: {index / 1e3:.0f} kB")
+        tail = (sys.executable, "-m", "rankd.collector", "tail", output)
+        print(f"an empty Python: {timed(sys.executable, '-c', 'pass')}")
+        print(f"tail -c of the last 1 %: {timed('tail', '-c', size // 100, output / MERGED_LOG)}")
+        middle = steps // 2
+        for indexed in ("with", "without"):
+            few = timed(*tail, "--step", f"{middle}:{middle + 1}", "--rank", 3)
+            print(f"{indexed} index:")
+            print(f"  -n 100 --rank 3:    {timed(*tail, '-n', 100, '--rank', 3)}")
+            print(f"  --step {middle}:      {first_line(*tail, '--step', f'{middle}:'):6.3f} s to the first line")
+            print(f"  two steps --rank 3: {few}")
+            (output / MERGED_INDEX).unlink(missing_ok=True)
+    for names in (0, 700):
+        without, with_index = cost_of_index(names)
+        print(
+            f"sink, a loss and {names} norms: {without:,.0f} blocks/s without index, {with_index:,.0f} with it, "
+            f"ratio {without / with_index:.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Reading a run back from its journal, at full precision."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rankd.collector
+from rankd.collector.entries import Checkpoint, encode_entry
+from rankd.collector.export import export
+from rankd.collector.journal import Journal, segments
+from rankd.collector.place import JOURNAL
+from rankd.collector.protocol.errors import RankdError
+from rankd.collector.protocol.records import Frame, NameTable, RankBlock, Record
+from rankd.collector.protocol.wire import Block, Goodbye, Item, Table, encode_item
+from rankd.collector.reading import read
+from rankd.collector.selection import Selection
+
+from ..support import PATIENCE
+from .streams import Core, Training, hello, training
+
+STEPS = range(3598, 3703)
+PARAMETERS = NameTable(("decoder.layers.0.weight", "decoder.layers.1.weight"))
+
+
+def growing(rank: int) -> Training:
+    """A training in which, on rank 1, the second parameter's norm grows from step 3,600 to 3,700 by 100."""
+    items: list[Item] = [Table(1, 1, PARAMETERS)]
+    for step in STEPS:
+        norms = [0.5, float(step - 3600) if rank == 1 else 1 / 3]
+        frames = (Frame.named("device_norm", PARAMETERS, norms), Frame.scalar("loss", 1 / 3))
+        items.append(Block(len(items) + 1, step, None, True, float(step), frames))
+    items.append(Goodbye(len(items) + 1, "done", 0, {}, 0.0))
+    ids = {PARAMETERS: 1}
+    return Training(hello(rank, 2), tuple(encode_item(item, ids) for item in items))
+
+
+def write_journal(output: Path, *trainings: Training, cut: int | None = None) -> Core:
+    """The journal of these trainings, one entry for each 10 items; `cut`: a new segment after so many entries."""
+    core = Core()
+    for one in trainings:
+        core.open(one)
+    for start in range(0, max(len(one.items) for one in trainings), 10):
+        for one in trainings:
+            core.deliver(one, start, start + 10)
+    journal = Journal(output / JOURNAL)
+    assert list(journal.replay()) == []
+    again = Core()
+    for number, entry in enumerate(core.entries):
+        if number == cut:
+            journal.rotate(encode_entry(Checkpoint(again.run.freeze(), {})))
+        (reference,) = journal.append([encode_entry(entry)])
+        again.run.apply(entry, reference)
+    journal.close()
+    return core
+
+
+def records_of(core: Core) -> list[Record]:
+    blocks = [each for each in core.released if isinstance(each, RankBlock)]
+    return [r for b in blocks for f in b.frames for r in f.records(b.position, b.rank, b.time)]
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """A run of two ranks, in two segments."""
+    write_journal(tmp_path / "run", growing(0), growing(1), cut=10)  # where nothing waits: what does is kept
+    return tmp_path / "run"
+
+
+def test_all_records_in_order(tmp_path: Path) -> None:
+    """Every record that was released, in the order of the merged log, with every bit of its value."""
+    core = write_journal(tmp_path, training(0, 2), training(1, 2), cut=3)
+    assert list(read(tmp_path)) == records_of(core) != []
+
+
+def test_a_selection_is_applied(output: Path) -> None:
+    """Ranks, metrics, names and steps, as everywhere."""
+    found = list(read(output, ranks={1}, metrics={"device_norm"}, name="layers.1", steps=(3600, 3601)))
+    assert [(r.rank, r.position.step, r.value) for r in found] == [(1, 3600, 0.0), (1, 3601, 1.0)]
+
+
+def test_where_segments_are_gone_it_says_so_and_starts_later(output: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the oldest segment deleted, the rest is read from its checkpoint on, and a warning names what is missing."""
+    everything = list(read(output))
+    segments(output / JOURNAL)[0].unlink()
+    with caplog.at_level(logging.WARNING):
+        rest = list(read(output))
+    assert rest == everything[-len(rest) :] != []
+    assert "00000002.journal were deleted (rankd.journal.keep)" in caplog.text
+
+
+def test_without_a_journal_it_says_where_it_looked(tmp_path: Path) -> None:
+    """A directory that holds no run is an error for a person."""
+    with pytest.raises(RankdError, match="holds no run"):
+        read(tmp_path)
+
+
+def test_the_package_gives_the_reader() -> None:
+    """`rankd.collector.read` is the reader; nothing else appears there."""
+    assert rankd.collector.read is read
+    with pytest.raises(AttributeError):
+        _ = rankd.collector.nothing
+
+
+def test_which_norm_grew_most(output: Path) -> None:
+    """The query of docs/reading.md answers: which parameter's norm grew most between two steps, on which rank."""
+    pytest.importorskip("pandas")
+    text = (Path(__file__).parents[2] / "docs" / "reading.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    assert "3600" in code
+    names: dict[str, object] = {}
+    exec(code.replace('"OUTPUT"', repr(str(output))), names)
+    assert names["most"] == (1, "decoder.layers.1.weight")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_each_format_has_each_record(output: Path, tmp_path: Path, form: str) -> None:
+    """As many rows as records, values to the last bit, whatever the format; a name that is filtered is left out."""
+    file = tmp_path / f"records.{form}"
+    selection = Selection(frozenset({0}), name="layers.1")
+    count = export(output, selection, form, str(file))
+    expected = [float(r.value) for r in read(output, ranks={0}, name="layers.1") if not isinstance(r.value, tuple)]
+    if form == "jsonl":
+        values = [json.loads(line)["value"] for line in file.read_text().splitlines()]
+    elif form == "csv":
+        values = [float(row["value"]) for row in csv.DictReader(file.read_text().splitlines())]
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = parquet.read_table(file)
+        values = table["value"].to_pylist()
+        assert set(table["name"].to_pylist()) == {"decoder.layers.1.weight"}
+        assert table["micro_step"].null_count == count
+    assert values == expected
+    assert count == len(STEPS)
+
+
+def test_lists_are_a_column_of_their_own_in_parquet(tmp_path: Path) -> None:
+    """Values of tpe and max logits stand as lists; a scalar's row has none."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = NameTable(("decoder.0", "decoder.1"))
+    frames = (Frame.scalar("local_loss", 1.0), Frame.lists("tpe", table, [[1, 2], [3]], 7))
+    items: list[Item] = [Table(1, 1, table), Block(2, 1, 1, True, 0.0, frames), Goodbye(3, "done", 3, {}, 0.0)]
+    write_journal(tmp_path, Training(hello(0, 1), tuple(encode_item(item, {table: 1}) for item in items)))
+    export(tmp_path, Selection(), "parquet", str(tmp_path / "x.parquet"))
+    found = parquet.read_table(tmp_path / "x.parquet").to_pydict()
+    assert found["values"] == [None, [1.0, 2.0], [3.0]]
+    assert found["value"] == [1.0, None, None]
+    assert found["iter"] == [None, 7, 7]
+    assert found["name"] == [None, "decoder.0", "decoder.1"]
+
+
+def test_a_file_appears_when_it_is_complete(output: Path, tmp_path: Path) -> None:
+    """A place that cannot be written is an error, and no half file is left."""
+    with pytest.raises(RankdError, match="cannot be written"):
+        export(output, Selection(), "csv", str(tmp_path / "no" / "where.csv"))
+    export(output, Selection(steps=(1, 1)), "csv", str(tmp_path / "x.csv"))
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["x.csv"]
+
+
+def test_the_command(output: Path, tmp_path: Path) -> None:
+    """To a file it says how many records; to standard output it writes them alone."""
+    command = [sys.executable, "-m", "rankd.collector", "export", str(output), "--format", "jsonl", "--step", "3600"]
+    to_file, to_pipe = (
+        subprocess.run([*command, "-o", to], capture_output=True, timeout=PATIENCE, check=True, text=True)
+        for to in (str(tmp_path / "x.jsonl"), "-")
+    )
+    assert to_file.stdout.startswith("6 records: ")
+    assert to_pipe.stdout == (tmp_path / "x.jsonl").read_text()
+    assert to_pipe.stderr == ""
