@@ -177,7 +177,7 @@ class Collector:
                 status = 128 + self._signal
             finally:
                 self._describe()
-                self._status.update(self._run, self._refusals, time.monotonic(), last=True)
+                self._status.update(self._run, self._door.refusals, time.monotonic(), last=True)
                 self._shut()
         return Outcome(status, self._summary(status))
 
@@ -210,7 +210,7 @@ class Collector:
             if never_heard and self._patience is not None and now - started > self._patience:
                 log.error("no rank has said hello for %.0f s; giving up", self._patience)
                 return 1
-            self._status.update(self._run, self._refusals, now)
+            self._status.update(self._run, self._door.refusals, now)
             if drained:
                 self._describe()
                 self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
@@ -272,7 +272,7 @@ class Collector:
                     if isinstance(message, Data) and self._has_room(peer, session):
                         self._data(session, message, entries)
                         touched[peer] = session
-                    elif deliverer is None:
+                    elif deliverer is None and isinstance(message, Beat):
                         self._status.beats.heard(session.rank, message, time.monotonic())
                 case Data() | Beat():
                     self._send(peer, Who())
