@@ -254,7 +254,7 @@ def test_restart_on_another_port(tmp_path: Path, agents: Callable[..., Agent]) -
     path.parent.mkdir()
     agent = agents(EndpointFinder(None, {}, tmp_path))
     first = Collector()
-    fields = {"version": 1, "endpoint": first.endpoint, "run": "r1", "pid": 1, "host": "here"}
+    fields = {"version": 1, "endpoint": first.endpoint, "run": "r1", "pid": 1, "host": sockets.gethostname()}
     path.write_text(json.dumps(fields))
     agent.put("a", "b")
     first.serve(lambda: agent.outbox.held_items == 0)
