@@ -193,7 +193,7 @@ class NormMonitor:
         if tensors and self._on_device(tensors):
             self._pending = PendingNorms(self._launch(slots, tensors))
         else:
-            norms = {s: _norm(_array(tensor), self._names[s]) for s, tensor in zip(slots, tensors, strict=True)}
+            norms = _norms(dict(zip(slots, tensors, strict=True)), self._names)
             self._pending = PendingNorms(lambda: self._settle(norms))
             self._pending.fetch()
         return self._pending
@@ -376,6 +376,17 @@ def _tensor(gradient: Any) -> Any:
 def _array(gradient: Any) -> Any:
     # On the CPU `asnumpy` is a live view without a copy; it is read here and not kept. It waits for the tensor.
     return gradient.asnumpy() if hasattr(gradient, "asnumpy") else gradient
+
+
+def _norms(tensors: dict[int, object], names: Sequence[str]) -> dict[int, float]:
+    """The norm of each tensor, by its slot; `names` by slot too."""
+    if not tensors:
+        return {}
+    import numpy as np
+
+    # A square that overflows is computed again, wider; numpy 2 would warn of it first.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return {slot: _norm(_array(tensor), names[slot]) for slot, tensor in tensors.items()}
 
 
 def _norm(array: Any, name: str) -> float:
