@@ -249,9 +249,10 @@ class Agent:
         assert self._outbox is not None
         assert self._sender is not None
         assert self._leftovers is not None
-        self._leftovers.stop()
         self._outbox.finish(reason, time.time())
+        # Meanwhile what an older process of this rank has left goes on being delivered: it comes first, and this waits.
         left = self._sender.close(self._config.rankd.exit_timeout)
+        self._leftovers.stop()
         self._outbox.close()
         tidy(self._spool)
         self._leftovers.join(_LEFTOVERS_END)

@@ -155,7 +155,7 @@ def _own_address(target: str) -> str:
 def _why(error: zmq.ZMQError) -> str:
     match error.errno:
         case errno.EADDRINUSE:
-            return "the port is taken, perhaps by another job's collector"
+            return f"{error.strerror}: perhaps another job's collector has the port"
         case errno.EADDRNOTAVAIL | errno.ENODEV:
-            return "this machine has no such address; the collector runs where rank 0 is"
+            return f"{error.strerror}: the collector runs where rank 0 is, and that machine has no such address"
     return error.strerror or str(error)
