@@ -14,6 +14,9 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # Most tests wait for processes that they started; two at a time fit the smallest machine.
 PARALLEL ?= --numprocesses 2 --dist worksteal
+# A folder for JUnit reports of `make test`.
+REPORTS ?=
+report = $(if $(REPORTS),--junitxml=$(REPORTS)/$(1).xml)
 
 # How often, and with which choices, the random killer kills.
 N ?= 200
@@ -63,7 +66,8 @@ demo: $(MINDSPORE)  ## train on 4 ranks with MindSpore on CPU and watch merged.l
 	@$(BIN)/python deploy/example/demo.py
 
 test: $(MINDSPORE) $(LINKS)  ## all tests, real MindSpore training included
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not mindspore" $(PARALLEL) $(call report,light) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m mindspore $(call report,mindspore) $(PYTEST_ARGS)
 
 quick: $(LIGHT) $(LINKS)  ## the tests that need no MindSpore and take under a minute
 	@$(BIN)/python -m pytest -m "not mindspore and not slow" --hypothesis-profile=quick $(PARALLEL) $(PYTEST_ARGS)
