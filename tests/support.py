@@ -52,6 +52,8 @@ class CollectorProcess:
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 text=True,
+                # Where the ranks of `script` have their spools.
+                env={**os.environ, "TMPDIR": str(self.output.parent)},
             )
         assert self.process.stdin is not None
         self.process.stdin.write(self.settings)

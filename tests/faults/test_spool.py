@@ -351,9 +351,9 @@ def test_a_full_disk_of_the_collector(tmp_path: Path, small_disk: Path) -> None:
     """
     yaml = SETTINGS + "  spool: {size: 128KiB}\n  exit_timeout: 20\n"
     process = script(tmp_path, body, yaml=yaml, stdin=subprocess.PIPE)
-    assert collector.process.stdout is not None
     assert process.stdin is not None
-    warning = next(line for line in collector.process.stdout if "cannot be written" in line)
+    wait_for(lambda: "make room and it goes on" in collector.said())
+    warning = next(line for line in collector.said().splitlines() if "cannot be written" in line)
     assert str(small_disk) in warning
     assert "make room and it goes on" in warning
     read_until(process, "trained")
