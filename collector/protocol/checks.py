@@ -12,11 +12,17 @@ __all__ = [
     "MAX_ENTRIES",
     "MAX_RANKS",
     "MAX_STEP",
+    "MAX_TEXT_BYTES",
+    "MAX_WORD_BYTES",
+    "check_any_number",
     "check_bytes",
+    "check_count",
     "check_int",
     "check_map",
     "check_number",
+    "check_short",
     "check_text",
+    "clipped",
     "printable",
     "shown",
 ]
@@ -27,6 +33,11 @@ MAX_RANKS = 65_536
 # Of a map that rides on a message: versions, causes, host figures.
 MAX_ENTRIES = 64
 _MAX_KEY_BYTES = 128
+# A C++ traceback of MindSpore is some 5 kB.
+MAX_TEXT_BYTES = 16_384
+# Identifiers: of a run, a cause, the kind of a note.
+MAX_WORD_BYTES = 64
+_MAX_SHORT_BYTES = 1_024
 # C0 (but not the newline), DEL and C1, bidi controls, line and paragraph separators, halves of surrogate pairs.
 _CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -89,3 +100,26 @@ def check_map(what: str, value: object, check_value: Callable[[str, object], Non
     for key, entry in value.items():
         check_text(f"{what}: a name", key, _MAX_KEY_BYTES)
         check_value(f"{what}: {shown(key)}", entry)
+
+
+def check_count(what: str, value: object) -> None:
+    """A number of records or items. Raises as `check_int` and its like do."""
+    check_int(what, value, 0)
+
+
+def check_short(what: str, value: object) -> None:
+    """A fact about a process: text, possibly empty. Raises as `check_int` and its like do."""
+    check_text(what, value, _MAX_SHORT_BYTES, empty=True)
+
+
+def check_any_number(what: str, value: object) -> None:
+    """A figure, which may be NaN or infinite. Raises as `check_int` and its like do."""
+    check_number(what, value, finite=False)
+
+
+def clipped(text: str) -> str:
+    """Free text as it can travel: valid Unicode, cut to the limit. What an exception says is not ours to choose."""
+    raw = text.encode("utf-8", "backslashreplace")
+    if len(raw) > MAX_TEXT_BYTES:
+        raw = raw[: MAX_TEXT_BYTES - len("…".encode())] + "…".encode()
+    return raw.decode("utf-8", "ignore")

@@ -2,16 +2,15 @@
 
 Two layers:
 
-*Items* are what a rank's process produces, numbered 1, 2, 3 … within that process: name tables, blocks of frames,
-notes, gaps, the goodbye. An item is encoded once, on the training thread, and those bytes travel unchanged from the
-outbox over the socket into the journal.
+*Items* (`items.py`) are what a rank's process produces: name tables, blocks of frames, notes, gaps, the goodbye. An
+item is encoded once, on the training thread, and those bytes travel unchanged from the outbox over the socket into the
+journal.
 
-*Messages* are what the two sides say to each other; `Data` is the one that carries items. Only `Data`'s content is
-ever resent or stored.
+*Messages* (`messages.py`) are what the two sides say to each other; `Data` is the one that carries items. Only `Data`'s
+content is ever resent or stored.
 
-Items and messages are checked when they are built, so that this side cannot send what the other refuses. Every decoder
-raises ProtocolError (LimitError, VersionError) for anything else than what the encoder here writes, and nothing but
-that: a peer's bytes are never a bug of ours. No pickle, no extension types, no timestamps.
+Every decoder raises ProtocolError (LimitError, VersionError) for anything else than what the encoder here writes, and
+nothing but that: a peer's bytes are never a bug of ours. No pickle, no extension types, no timestamps.
 
 Decoders pull field by field (`_Reader`). msgpack's own way, one call for the whole object, makes a list of any declared
 length before its elements are there, and nests it a thousand times: 5 kB that claim 800 MB.
@@ -21,14 +20,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgpack
 
-from .checks import MAX_ENTRIES, MAX_RANKS, check_bytes, check_int, check_map, check_number, check_text, shown
+from .checks import MAX_ENTRIES, MAX_RANKS, MAX_TEXT_BYTES, check_int, check_number, check_text, shown
 from .errors import LimitError, ProtocolError, RecordError, VersionError
-from .records import MAX_NAME_BYTES, MAX_NAMES, Frame, Level, NameTable
+from .items import MAX_FRAMES_PER_BLOCK, Block, Gap, Goodbye, Item, Note, Table
+from .messages import MAX_ITEMS_PER_MESSAGE, Ack, Beat, Data, Hello, Message, Refused, Welcome, Who
+from .records import MAX_NAMES, Frame, NameTable
 
 __all__ = [
     "MAX_ITEM_BYTES",
@@ -71,277 +71,8 @@ MAX_TABLES = 1_024
 # Text of their names, of one process and of all together: equal tables of all processes count once.
 MAX_TABLE_BYTES = 64 * 2**20
 MAX_ALL_TABLES_BYTES = 512 * 2**20
-_MAX_FRAMES_PER_BLOCK = 4_096
-_MAX_ITEMS_PER_MESSAGE = 65_536
-# A C++ traceback of MindSpore is some 5 kB.
-_MAX_TEXT_BYTES = 16_384
-_MAX_WORD_BYTES = 64
-_SESSION_BYTES = 16
-
-
-# -- items ------------------------------------------------------------------------------------------------------------
-# The number of an item may be 0 until the outbox gives it one; a decoder wants 1 or more.
-
-
-def _check_where(item: Block | Note) -> None:
-    if item.step is not None:
-        check_int("step", item.step, 1)
-    if item.micro_step is not None:
-        check_int("micro_step", item.micro_step, 1)
-    check_number("time", item.time)
-
-
-def _check_count(what: str, value: object) -> None:
-    check_int(what, value, 0)
-
-
-def _check_short(what: str, value: object) -> None:
-    check_text(what, value, MAX_NAME_BYTES, empty=True)
-
-
-def _check_any_number(what: str, value: object) -> None:
-    check_number(what, value, finite=False)
-
-
-def _clipped(text: str) -> str:
-    """Free text as it can travel: valid Unicode, cut to the limit. What an exception says is not ours to choose."""
-    raw = text.encode("utf-8", "backslashreplace")
-    if len(raw) > _MAX_TEXT_BYTES:
-        raw = raw[: _MAX_TEXT_BYTES - len("…".encode())] + "…".encode()
-    return raw.decode("utf-8", "ignore")
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Defines a name table for this process's later blocks."""
-
-    seq: int
-    table_id: int
-    table: NameTable
-
-    def __post_init__(self) -> None:
-        check_int("seq", self.seq, 0)
-        check_int("table_id", self.table_id, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Frames of one rank at one (step, micro_step); micro_step None: the step's own.
-
-    Attributes:
-        complete: the rank has passed this position; only an addendum may follow for it.
-        addendum: belongs to a position that the rank had completed before (a value logged after the step's end).
-        time: the rank's clock, seconds since the epoch.
-    """
-
-    seq: int
-    step: int
-    micro_step: int | None
-    complete: bool
-    time: float
-    frames: tuple[Frame, ...] = ()
-    addendum: bool = False
-
-    def __post_init__(self) -> None:
-        check_int("seq", self.seq, 0)
-        check_int("step", self.step, 1)
-        _check_where(self)
-        if len(self.frames) > _MAX_FRAMES_PER_BLOCK:
-            raise LimitError(f"a block of {len(self.frames)} frames, at most {_MAX_FRAMES_PER_BLOCK} are allowed")
-        level = self.level
-        for frame in self.frames:
-            frame.check(level)
-
-    @property
-    def level(self) -> Level:
-        return Level.STEP if self.micro_step is None else Level.MICRO_STEP
-
-    @property
-    def record_count(self) -> int:
-        return sum(frame.record_count for frame in self.frames)
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A line of rankd's own in the rank's log: `# KIND TEXT` (an exception, an anomaly).
-
-    It stands at (step, micro_step); step None: wherever the rank is. A text too long to travel is cut.
-    """
-
-    seq: int
-    step: int | None
-    micro_step: int | None
-    kind: str
-    text: str
-    time: float
-
-    def __post_init__(self) -> None:
-        check_int("seq", self.seq, 0)
-        _check_where(self)
-        if self.step is None and self.micro_step is not None:
-            raise RecordError(f"a note at micro_step {self.micro_step} needs a step")
-        check_text("kind", self.kind, _MAX_WORD_BYTES)
-        object.__setattr__(self, "text", _clipped(self.text))
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Records that the agent had to refuse, between two positions, by cause (`outbox_full`, `spool_full`, …)."""
-
-    seq: int
-    cause: str
-    records: int
-    first: tuple[int, int | None]
-    last: tuple[int, int | None]
-
-    def __post_init__(self) -> None:
-        check_int("seq", self.seq, 0)
-        check_text("cause", self.cause, _MAX_WORD_BYTES)
-        check_int("records", self.records, 0)
-        for step, micro_step in (self.first, self.last):
-            check_int("step", step, 1)
-            if micro_step is not None:
-                check_int("micro_step", micro_step, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Goodbye:
-    """The last item of a process: what it produced and what it dropped, by cause (in records)."""
-
-    seq: int
-    reason: str
-    produced: int
-    dropped: Mapping[str, int]
-    time: float
-
-    def __post_init__(self) -> None:
-        check_int("seq", self.seq, 0)
-        check_int("produced", self.produced, 0)
-        check_map("dropped", self.dropped, _check_count)
-        check_number("time", self.time)
-        object.__setattr__(self, "reason", _clipped(self.reason))
-
 
 _T = TypeVar("_T")
-
-Item: TypeAlias = Table | Block | Note | Gap | Goodbye
-
-# -- messages ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """Agent → collector, first on every connection.
-
-    Attributes:
-        session: 16 random bytes, the identity of this process; a restart is told from a duplicate by it.
-        run: the run the agent believes to belong to; empty: whichever this collector serves.
-        next_seq: the number that the agent's next new item will get.
-        total_steps: the length of the training, for the text logs; None: not known.
-        about: versions and choices a reader needs to know (`local_norm_kind`, `mindspore`, …).
-        recovered: the process itself is gone; somebody delivers what its spool file still holds.
-    """
-
-    session: bytes
-    run: str
-    rank: int
-    world_size: int
-    next_seq: int
-    host: str
-    pid: int
-    started: float
-    total_steps: int | None = None
-    about: Mapping[str, str] = field(default_factory=dict)
-    recovered: bool = False
-
-    def __post_init__(self) -> None:
-        check_bytes("session", self.session)
-        if len(self.session) != _SESSION_BYTES:
-            raise RecordError(f"a session is {_SESSION_BYTES} bytes, got {len(self.session)}")
-        check_text("run", self.run, _MAX_WORD_BYTES, empty=True)
-        check_int("world_size", self.world_size, 1, MAX_RANKS)
-        check_int("rank", self.rank, 0, self.world_size - 1)
-        check_int("next_seq", self.next_seq, 1)
-        check_text("host", self.host, MAX_NAME_BYTES, empty=True)
-        check_int("pid", self.pid, 0)
-        check_number("started", self.started)
-        if self.total_steps is not None:
-            check_int("total_steps", self.total_steps, 1)
-        check_map("about", self.about, _check_short)
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """Collector → agent: the journal has this session's items up to `acked`; resend from there."""
-
-    run: str
-    acked: int
-    beat_interval: float
-
-    def __post_init__(self) -> None:
-        check_text("run", self.run, _MAX_WORD_BYTES, empty=True)
-        check_int("acked", self.acked, 0)
-        check_number("beat_interval", self.beat_interval)
-        if self.beat_interval <= 0:
-            raise RecordError(f"beat_interval must be above 0, got {self.beat_interval!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Collector → agent: no, and why. `retry`: the reason may pass (an older process of the same rank still lives)."""
-
-    reason: str
-    retry: bool
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", _clipped(self.reason))
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Agent → collector: encoded items, in the order of their numbers."""
-
-    items: tuple[bytes, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.items) > _MAX_ITEMS_PER_MESSAGE:
-            raise LimitError(f"{len(self.items)} items in a message, at most {_MAX_ITEMS_PER_MESSAGE} are allowed")
-        for item in self.items:
-            check_bytes("an item", item)
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """Collector → agent: the journal has everything up to `seq`."""
-
-    seq: int
-
-    def __post_init__(self) -> None:
-        check_int("seq", self.seq, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """Agent → collector, at least each `beat_interval`: alive, and where; `host` are host figures by name."""
-
-    step: int
-    micro_step: int
-    held: int
-    host: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_int("step", self.step, 0)
-        check_int("micro_step", self.micro_step, 0)
-        check_int("held", self.held, 0)
-        check_map("host", self.host, _check_any_number)
-
-
-@dataclass(frozen=True, slots=True)
-class Who:
-    """Collector → a peer it does not know (it has restarted, or the connection is new): say hello."""
-
-
-Message: TypeAlias = Hello | Welcome | Refused | Data | Ack | Beat | Who
 
 # -- encoding ---------------------------------------------------------------------------------------------------------
 
@@ -666,7 +397,7 @@ def _float(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    check_text("a text", value, _MAX_TEXT_BYTES, empty=True)
+    check_text("a text", value, MAX_TEXT_BYTES, empty=True)
     return cast(str, value)
 
 
@@ -685,7 +416,7 @@ def _table_item(reader: _Reader, _: Tables) -> Table:
 def _block_item(reader: _Reader, tables: Tables) -> Block:
     seq, (step, micro_step), flags, time = reader.next(), _place(reader), reader.next(), _float(reader.next())
     check_int("flags", flags, 0, _COMPLETE | _ADDENDUM)
-    count = reader.array("a block", _MAX_FRAMES_PER_BLOCK)
+    count = reader.array("a block", MAX_FRAMES_PER_BLOCK)
     frames = tuple(_frame(reader, tables) for _ in range(count))
     return Block(seq, step, micro_step, bool(flags & _COMPLETE), time, frames, bool(flags & _ADDENDUM))
 
@@ -743,7 +474,7 @@ def _refused(reader: _Reader) -> Refused:
 
 
 def _data(reader: _Reader) -> Data:
-    count = reader.array("the items of a message", _MAX_ITEMS_PER_MESSAGE)
+    count = reader.array("the items of a message", MAX_ITEMS_PER_MESSAGE)
     return Data(tuple(reader.next() for _ in range(count)))
 
 

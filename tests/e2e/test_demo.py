@@ -109,7 +109,8 @@ def test_every_micro_step_and_step_of_every_rank_is_there(run: Run) -> None:
             where = (record.position.step, record.position.micro_step, record.name)
             assert where not in norms[record.metric, record.rank]
             norms[record.metric, record.rank].add(where)
-    layers = [f"decoder.layers.{i}.self_attention.linear_qkv.weight" for i in (0, 1)]
+    blocks = ("decoder.layers.0", "decoder.layers.1", "mtp.layers.0.transformer_layer")
+    layers = [f"{block}.self_attention.linear_qkv.weight" for block in blocks]
     final, words = "decoder.final_layernorm.weight", "embedding.word_embeddings.weight"
     for rank in range(RANKS):
         assert list(run.values("local_loss", rank)) == micro_steps
