@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", required=True, choices=_WRITERS, help="parquet needs pip install 'rankd[export]'")
     parser.add_argument("-o", "--to", required=True, metavar="FILE", help="where to; - is standard output")
     add_selection(parser)
+    parser.add_argument(
+        "--latest", action="store_true", help="of steps that were trained again (a resume), only the newest attempt's"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from .entries import Checkpoint
 from .protocol.records import RankBlock, Record
@@ -30,6 +31,38 @@ def chosen_blocks(
     Raises:
         RankdError: there is no journal, or it is damaged; says where.
     """
+    wanted = _blocks(output, selection, progress)
+    if not selection.latest:
+        yield from wanted
+        return
+    # Twice through the journal: which attempt has the last word on a position is known at its end only.
+    spans = _spans(_blocks(output, replace(selection, attempt=None), show_nothing))
+    yield from (block for block in wanted if not _is_superseded(block, spans))
+
+
+# By rank, then by attempt: the first and the last (step, micro_step) that it has.
+_Spans: TypeAlias = dict[int, dict[int, tuple[tuple[int, int], tuple[int, int]]]]
+
+
+def _spans(blocks: Iterator[RankBlock]) -> _Spans:
+    spans: _Spans = {}
+    for block in blocks:
+        attempt, *place = block.position.key
+        at = (place[0], place[1])
+        attempts = spans.setdefault(block.rank, {})
+        first, last = attempts.get(attempt, (at, at))
+        attempts[attempt] = (min(first, at), max(last, at))
+    return spans
+
+
+def _is_superseded(block: RankBlock, spans: _Spans) -> bool:
+    """Whether a later attempt of this rank has been through this position again."""
+    attempt, *place = block.position.key
+    at = (place[0], place[1])
+    return any(later > attempt and first <= at <= last for later, (first, last) in spans[block.rank].items())
+
+
+def _blocks(output: Path, selection: Selection, progress: Callable[[int, int], None]) -> Iterator[RankBlock]:
     replay = Replay(output)
     try:
         for located in replay.read(progress):
@@ -96,6 +129,7 @@ def read(
     name: str | None = None,
     steps: tuple[int, int] | None = None,
     attempt: int | None = None,
+    latest: bool = False,
 ) -> Records:
     """The records of the run in `output`, at full precision.
 
@@ -105,6 +139,7 @@ def read(
         name: text that the parameter's or layer's name contains.
         steps: first and last step, both included.
         attempt: this one only.
+        latest: of each position only what the newest attempt has that came through it.
 
     Raises:
         RankdError: there is no journal there.
@@ -117,6 +152,7 @@ def read(
             name,
             steps,
             attempt,
+            latest,
         ),
     )
     if records.missing is not None:

@@ -21,6 +21,7 @@ class Selection:
         name: text that the parameter's or layer's name contains.
         steps: first and last step, both included.
         attempt: this one only.
+        latest: of each position only what the newest attempt has that came through it (`reading` sees to it).
     """
 
     ranks: frozenset[int] | None = None
@@ -28,6 +29,7 @@ class Selection:
     name: str | None = None
     steps: tuple[int, int] | None = None
     attempt: int | None = None
+    latest: bool = False
 
     @property
     def by_content(self) -> bool:
@@ -78,6 +80,7 @@ def selection_of(args: argparse.Namespace) -> Selection:
         args.name,
         None if args.step is None else parse_steps(args.step),
         args.attempt,
+        getattr(args, "latest", False),
     )
 
 

@@ -85,6 +85,24 @@ def test_a_selection_is_applied(output: Path) -> None:
     assert [(r.rank, r.position.step, r.value) for r in found] == [(1, 3600, 0.0), (1, 3601, 1.0)]
 
 
+def test_the_latest_value_of_each_position(tmp_path: Path) -> None:
+    """COMPLAINTS 16: crash in step 4, resume at 3 up to 3: step 3 of attempt 2, step 4 still of attempt 1."""
+    before = [training(rank, 2, steps=(1, 2, 3, 4), goodbye=None) for rank in range(2)]
+    after = [training(rank, 2, steps=(3,), process=2) for rank in range(2)]
+    core = Core()
+    for one in (*before, *after):
+        core.open(one)
+        core.deliver(one)
+    journal = Journal(tmp_path / JOURNAL)
+    assert list(journal.replay()) == []
+    journal.append([encode_entry(entry) for entry in core.entries])
+    journal.close()
+    everything, latest = list(read(tmp_path)), list(read(tmp_path, latest=True))
+    assert {(r.position.attempt, r.position.step) for r in latest} == {(1, 1), (1, 2), (2, 3), (1, 4)}
+    assert [r for r in everything if (r.position.attempt, r.position.step) != (1, 3)] == latest
+    assert {r.position.step for r in read(tmp_path, latest=True, attempt=1)} == {1, 2, 4}
+
+
 def test_where_segments_are_gone_it_says_so_and_starts_later(output: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the oldest segment deleted, the rest is read from its checkpoint on, and a warning names what is missing."""
     everything = list(read(output))
