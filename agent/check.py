@@ -12,6 +12,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..collector.protocol.ranges import ranges
 from .about import effective
 from .config import AgentConfig, Filter
 from .estimate import Estimate, Shape, estimate
@@ -372,17 +373,6 @@ def _profiler(config: AgentConfig, shape: Shape, facts: Facts) -> ProfilerOutloo
     if shape.steps is not None and profiler.start_step > shape.steps:
         steps += f", never reached: the training has {shape.steps} steps"
     return ProfilerOutlook(ranges(ranks) or "none", steps, profiler.level.value, f"{directory}/rank_N", size)
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """`0..3, 7` of numbers that rise."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in spans)
 
 
 def human_bytes(count: float) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from .check import FilterMatch, Report, human_bytes, ranges
+from ..collector.protocol.ranges import ranges
+from .check import FilterMatch, Report, human_bytes
 from .estimate import Amount, Estimate, Row, Shape
 
 __all__ = ["render"]

@@ -16,6 +16,7 @@ import yaml
 
 from .intake import Session
 from .protocol.about import CONFIGURATION, unpack_text
+from .protocol.ranges import ranges
 from .run import Run
 
 __all__ = ["Writer", "describe", "readable"]
@@ -99,7 +100,7 @@ def _by_value(fact: str, newest: Iterable[Session]) -> str | dict[str, str] | No
         if value is not None:
             ranks.setdefault(value, []).append(session.rank)
     if len(ranks) > 1:
-        return {value: _ranges(those) for value, those in ranks.items()}
+        return {value: ranges(those) for value, those in ranks.items()}
     return next(iter(ranks), None)
 
 
@@ -128,7 +129,7 @@ def _differing(newest: list[Session]) -> str | None:
     """The ranks whose configuration is another than the lowest rank's."""
     digests = [(session.rank, session.hello.about.get("configuration_digest")) for session in newest]
     told = [(rank, digest) for rank, digest in digests if digest is not None]
-    return _ranges([rank for rank, digest in told if digest != told[0][1]]) or None
+    return ranges([rank for rank, digest in told if digest != told[0][1]]) or None
 
 
 def _rank(processes: list[Session]) -> dict[str, object]:
@@ -150,17 +151,6 @@ def _rank(processes: list[Session]) -> dict[str, object]:
 def _process(session: Session) -> dict[str, object]:
     hello = session.hello
     return {"host": hello.host, "pid": hello.pid, "started": _time(hello.started), "attempt": session.attempt}
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """`0..3, 7`; the numbers rise."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in spans)
 
 
 # -- for a person -----------------------------------------------------------------------------------------------------
@@ -204,7 +194,7 @@ def _hosts(description: Mapping[str, Any]) -> list[tuple[object, object]]:
     by_host: dict[str, list[int]] = {}
     for rank in description["ranks"]:
         by_host.setdefault(rank["host"], []).append(rank["rank"])
-    return [(host, _ranges(ranks)) for host, ranks in by_host.items()]
+    return [(host, ranges(ranks)) for host, ranks in by_host.items()]
 
 
 def _layout(description: Mapping[str, Any]) -> list[str]:
@@ -214,7 +204,7 @@ def _layout(description: Mapping[str, Any]) -> list[str]:
         for name, value in rank.get("coordinates", {}).items():
             ranks.setdefault(name, {}).setdefault(value, []).append(rank["rank"])
     rows = [
-        (f"{n} {value}", _ranges(r)) for n, values in ranks.items() if len(values) > 1 for value, r in values.items()
+        (f"{n} {value}", ranges(r)) for n, values in ranks.items() if len(values) > 1 for value, r in values.items()
     ]
     return [_table(("place in the layout", "ranks"), rows)] if rows else []
 

@@ -144,7 +144,7 @@ def test_no_file_mentions_a_path_of_a_machine(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("cd /" + "work/main", ["/" + "work/main"]), ("see /" + "root", ["/" + "root"]), ("a/work/b, ~/opt", [])],
+    [("cd /" + "work/main", ["/" + "work/main"]), ("see /" + "root", ["/" + "root"]), ("a/" + "work/b, ~/opt", [])],
 )
 def test_machine_paths_are_recognised(text: str, found: list[str]) -> None:
     """The search for machine paths finds absolute ones and leaves relative ones alone."""

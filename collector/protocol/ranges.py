@@ -1,13 +1,14 @@
-"""Lists of ranks and ranges of steps as a person writes them, in a configuration or on a command line."""
+"""Lists of ranks and ranges of steps as a person writes and reads them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from .checks import MAX_RANKS, MAX_STEP
 from .errors import RecordError
 
-__all__ = ["parse_ranks", "parse_steps"]
+__all__ = ["parse_ranks", "parse_steps", "ranges"]
 
 _RANKS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _STEPS = re.compile(r"(\d{0,19})(:?)(\d{0,19})", re.ASCII)
@@ -43,3 +44,14 @@ def parse_steps(text: str) -> tuple[int, int]:
     if not 1 <= first <= last:
         raise RecordError(f"found {text!r}: steps count from 1, and the first is not after the last")
     return first, last
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0..3, 7` of numbers that rise."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in spans)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rankd.agent.check import Facts, Place, Report, examine, human_bytes, nearest_parts, ranges, training_of
+from rankd.agent.check import Facts, Place, Report, examine, human_bytes, nearest_parts, training_of
 from rankd.agent.check_text import render
 from rankd.agent.config import AgentConfig
 from rankd.agent.estimate import Shape
+from rankd.collector.protocol.ranges import ranges
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
