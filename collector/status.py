@@ -13,6 +13,7 @@ from .protocol.jsonl import number
 from .protocol.records import Comment, RankBlock
 from .protocol.wire import Beat
 from .run import RankState, Run
+from .sinks.sink import Off
 
 __all__ = ["STATUS", "Beats", "Latest", "status_of"]
 
@@ -26,7 +27,7 @@ _LOSSES = ("local_loss", "device_loss", "loss")
 _GRAD_NORMS = ("grad_norm",)
 
 
-class Latest:
+class Latest(Off):
     """A sink that keeps the latest loss and gradient norm of each rank, and when the front began its last steps."""
 
     def __init__(self) -> None:
@@ -62,24 +63,6 @@ class Latest:
             return None
         (_, first, began), (_, last, ends) = self._steps[0], self._steps[-1]
         return (ends - began) / (last - first) if last > first and ends > began else None
-
-    def retry(self) -> None:
-        """Nothing waits."""
-
-    def sizes(self) -> Mapping[str, int]:
-        return {}
-
-    def reaches(self, sizes: Mapping[str, int]) -> bool:
-        return bool(sizes) or True
-
-    def resume(self, sizes: Mapping[str, int]) -> None:
-        """Nothing is kept."""
-
-    def settle(self) -> None:
-        """Nothing is kept."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 @dataclass(slots=True)

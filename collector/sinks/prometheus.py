@@ -17,10 +17,11 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..protocol.records import Comment, Frame, RankBlock
+from .sink import Off
 
 __all__ = ["MAX_METRICS", "MAX_RANKS", "PrometheusSink"]
 
@@ -32,7 +33,7 @@ MAX_RANKS = 1_024
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_]")
 
 
-class PrometheusSink:
+class PrometheusSink(Off):
     """Serves the latest values with prometheus-client (the extra `prometheus`); a `Sink` that keeps nothing.
 
     It cannot resume: after a restart it has what is released from then on, and from the journal's newest segment.
@@ -72,21 +73,6 @@ class PrometheusSink:
             for each in released:
                 if isinstance(each, RankBlock) and not each.late:
                     self._take(each)
-
-    def retry(self) -> None:
-        """Nothing waits."""
-
-    def sizes(self) -> Mapping[str, int]:
-        return {}
-
-    def reaches(self, sizes: Mapping[str, int]) -> bool:
-        return bool(sizes) or True
-
-    def resume(self, sizes: Mapping[str, int]) -> None:
-        """Nothing is kept."""
-
-    def settle(self) -> None:
-        """Nothing is kept."""
 
     def close(self) -> None:
         self._server.shutdown()

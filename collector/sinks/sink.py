@@ -50,7 +50,7 @@ class Sink(Protocol):
 
 
 class Off:
-    """A sink that does nothing."""
+    """A sink that does nothing; the base of those that keep no file which a restart could go on with."""
 
     def write(self, released: Sequence[RankBlock | Comment]) -> None:
         pass

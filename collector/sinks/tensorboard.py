@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.records import Comment, Frame, NameTable, RankBlock
+from .sink import Off
 
 __all__ = ["TensorBoardSink", "layer_group"]
 
@@ -39,7 +40,7 @@ def _groups(names: NameTable | tuple[str, ...], whole: bool) -> Mapping[str, lis
     return out
 
 
-class TensorBoardSink:
+class TensorBoardSink(Off):
     """Writes event files with tensorboardX (the extra `tensorboard`); a `Sink` that cannot resume exactly.
 
     After a restart a new event file begins, which tells TensorBoard to drop the points from its first step on
@@ -74,20 +75,8 @@ class TensorBoardSink:
             else:
                 self._take(each)
 
-    def retry(self) -> None:
-        """Nothing waits."""
-
-    def sizes(self) -> Mapping[str, int]:
-        return {}
-
-    def reaches(self, sizes: Mapping[str, int]) -> bool:
-        return bool(sizes) or True
-
     def resume(self, sizes: Mapping[str, int]) -> None:
         self._resumed = bool(sizes) or any(self._folder.glob("attempt_*"))
-
-    def settle(self) -> None:
-        """Nothing was written ahead."""
 
     def close(self) -> None:
         self._finish()
