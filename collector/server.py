@@ -385,8 +385,10 @@ class Collector:
 
     def _next_segment(self) -> None:
         """Only between turns, when all that was applied is also written."""
-        checkpoint = encode_entry(Checkpoint(self._run.freeze(), self._sink.sizes()))
+        sizes = self._sink.sizes()
+        checkpoint = encode_entry(Checkpoint(self._run.freeze(), sizes))
         self._until_possible("the journal", lambda: self._journal.rotate(checkpoint))
+        self._sink.checkpointed(sizes)
         # With what the checkpoint before needs: a restart goes back to it when a log was cut since.
         needed = self._run.oldest_needed(otherwise=self._journal.end)
         for path in self._journal.forget(min(needed, self._fallback)):

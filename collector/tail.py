@@ -24,7 +24,9 @@ from .protocol.jsonl import comment_object, record_object
 from .protocol.records import Comment
 from .selection import Selection, selection_of
 from .selection import add_arguments as add_selection
+from .sinks.gzipped import DamagedPartError
 from .sinks.merged_index import MERGED_INDEX, Chunk
+from .sinks.parts import LogReader, layout_of
 from .sinks.speclog import MERGED_LOG
 
 __all__ = ["History", "add_arguments", "drop_output", "run"]
@@ -35,6 +37,8 @@ _LINES = 10
 _LOOK_MS = 50
 # A log is read in such pieces.
 _PIECE = 2**20
+# The end of the last whole line is looked for in such pieces.
+_LINE_LOOK = 2**16
 # Up to so many ranks are searched for before lines are split.
 _FEW = 8
 # Colours of the 256 that can be read on light and dark ground; neighbouring ranks get different ones.
@@ -65,33 +69,46 @@ def run(args: argparse.Namespace) -> int:
     """Print what is wanted; 0 also when the reader of the output has gone."""
     selection = selection_of(args)
     path: Path = args.output / MERGED_LOG
-    if not args.follow and not path.exists():
+    if not args.follow and not path.exists() and not layout_of(path).end:
         raise RankdError(f"{path} is not there; is {args.output} the output directory of a run (rankd.output)?")
     wanted = args.lines if args.lines is not None or args.step is not None else _LINES
     printer = _Printer(sys.stdout.buffer, selection if args.json else None)
     try:
         with History(args.output, selection, records=args.json) as history:
             printer.print(history.last(wanted) if wanted is not None else history.all())
+            for note in history.notes():
+                _tell(note)
             if args.follow:
                 _follow(path, history, printer)
     except BrokenPipeError:
         drop_output()
+    except DamagedPartError as e:
+        raise RankdError(f"{e.filename} {e.strerror}; `rankd rebuild` makes the log again from the journal") from e
     return 0
 
 
 def _follow(path: Path, history: History, printer: _Printer) -> None:
     file = GrowingFile(path, history.size)
+    missed = 0
     # A pipe whose other end has gone is noticed while nothing comes that could be written to it.
     poller = select.poll()
     poller.register(sys.stdout.fileno(), 0)
     try:
         while True:
             if new := file.lines():
+                if file.missed > missed:
+                    _tell(f"{file.missed - missed} bytes of {path} were deleted before they could be shown")
+                    missed = file.missed
                 printer.print(history.filter.choose(new.splitlines(keepends=True)))
             elif poller.poll(_LOOK_MS):
                 return
     finally:
         file.close()
+
+
+def _tell(note: str) -> None:
+    sys.stderr.write(f"note: {note}\n")
+    sys.stderr.flush()
 
 
 def drop_output() -> None:
@@ -113,22 +130,30 @@ class History:
         self._selection = selection
         self._attempts = records or selection.attempt is not None
         self._headers = not records
-        try:
-            self._fd = os.open(output / MERGED_LOG, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            self._fd = -1
-        self.size = self._last_line_end() if self._fd >= 0 else 0
+        self._log = LogReader(output / MERGED_LOG)
+        self._first = self._log.start
+        self._there = self._log.pieces()
+        self._reached = False  # what was asked for goes back to the first byte that is there
+        self.size = self._last_line_end()
         index = output / MERGED_INDEX
-        self._chunks = chunks_of(index.read_bytes(), self.size, self._read) if index.exists() else None
+        self._chunks = chunks_of(index.read_bytes(), self.size, self._read, self._first) if index.exists() else None
         self.filter = self._filter(1)
 
     def __enter__(self) -> History:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._log.close()
+
+    def notes(self) -> list[str]:
+        """What is missing of what was asked for, for a person."""
+        notes = []
+        if self._first and self._reached:
+            notes.append(f"the first {self._first} bytes of {self._log.path} are gone: older parts were deleted")
+        if holes := [hole for hole in self._log.layout.holes() if hole[0] < self.size]:
+            told = ", ".join(f"{start} to {end}" for start, end in holes)
+            notes.append(f"{self._log.path}: bytes {told} are missing (`rankd verify` tells more)")
+        return notes
 
     def all(self) -> Iterator[Line]:
         """All lines that are wanted."""
@@ -136,9 +161,11 @@ class History:
             chunks = wanted_chunks(self._chunks, self._selection)
         elif self._selection.steps is not None:
             # The attempts of sampled chunks are not the log's.
-            chunks = wanted_chunks(sampled_chunks(self.size, self._read), replace(self._selection, attempt=None))
+            sampled = sampled_chunks(self.size, self._read, first=self._first)
+            chunks = wanted_chunks(sampled, replace(self._selection, attempt=None))
         else:
-            chunks = [Chunk(0, self.size)]
+            chunks = [Chunk(self._first, self.size)]
+        self._reached = bool(chunks) and chunks[0].start == self._first
         end = 0
         for chunk in chunks:
             if chunk.start != end:
@@ -153,7 +180,7 @@ class History:
         elif self._selection.steps is not None:
             return deque(self.all(), maxlen=count)
         else:
-            chunks = backwards(self.size, self._read)
+            chunks = backwards(self.size, self._read, self._first)
         pieces: list[list[Line]] = []
         missing = count
         for chunk in chunks:
@@ -164,18 +191,21 @@ class History:
             missing -= len(pieces[-1])
             if missing <= 0:
                 break
+        self._reached = missing > 0
         found = [line for piece in reversed(pieces) for line in piece]
         return found[-count:] if count else []
 
     def _lines_of(self, chunk: Chunk, lines: LineFilter) -> Iterator[Line]:
         ranks = self._selection.ranks
         marks = [b"[collector] ", *(b"[rank_%d] " % rank for rank in ranks or ())]
-        rest = b""
-        for at in range(chunk.start, chunk.end, _PIECE):
-            text, newline, rest = (rest + self._read(at, min(_PIECE, chunk.end - at))).rpartition(b"\n")
-            # Searching for a few ranks is far quicker than splitting the lines of all.
-            if ranks is None or len(marks) > _FEW or any(mark in text for mark in marks):
-                yield from lines.choose([line + b"\n" for line in (text + newline).split(b"\n")[:-1]])
+        for first, last in self._there:
+            rest = b""
+            start, end = max(first, chunk.start), min(last, chunk.end)
+            for at in range(start, end, _PIECE):
+                text, newline, rest = (rest + self._read(at, min(_PIECE, end - at))).rpartition(b"\n")
+                # Searching for a few ranks is far quicker than splitting the lines of all.
+                if ranks is None or len(marks) > _FEW or any(mark in text for mark in marks):
+                    yield from lines.choose([line + b"\n" for line in (text + newline).split(b"\n")[:-1]])
 
     def _filter(self, attempt: int) -> LineFilter:
         return LineFilter(self._selection, attempt, headers=self._headers)
@@ -183,20 +213,20 @@ class History:
     def _attempt_of(self, chunk: Chunk) -> int:
         if self._chunks is not None:
             return max(1, chunk.key[0])
-        return attempt_at(self._read, chunk.start) if self._attempts else 1
+        return attempt_at(self._read, chunk.start, self._first) if self._attempts else 1
 
     def _last_line_end(self) -> int:
-        end = os.fstat(self._fd).st_size
-        while end > 0:
-            start = max(0, end - 2**16)
+        end = self._log.layout.end
+        while end > self._first:
+            start = max(self._first, end - _LINE_LOOK)
             newline = self._read(start, end - start).rfind(b"\n")
             if newline >= 0:
                 return start + newline + 1
             end = start
-        return 0
+        return self._first
 
     def _read(self, offset: int, size: int) -> bytes:
-        return os.pread(self._fd, size, offset)
+        return self._log.read(offset, size)
 
 
 class _Printer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import socket
@@ -287,3 +288,15 @@ def recover(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         text=True,
         timeout=PATIENCE,
     )
+
+
+def whole_log(log: Path) -> bytes:
+    """All that is there of a log that may be rotated, part after part; a plain part counts before a compressed one."""
+    parts: dict[str, bytes] = {}
+    for path in log.parent.glob(f"{log.name}.*-*"):
+        name = path.name.removesuffix(".gz")
+        if path.suffix == ".gz":
+            parts.setdefault(name, gzip.decompress(path.read_bytes()))
+        elif path.name.rpartition("-")[2].isdigit():
+            parts[name] = path.read_bytes()
+    return b"".join(parts[name] for name in sorted(parts)) + (log.read_bytes() if log.exists() else b"")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankd.collector.config import JournalConfig, RankdConfig, SpoolConfig
+from rankd.collector.config import JournalConfig, LogsConfig, RankdConfig, SpoolConfig
 from rankd.collector.protocol.errors import ConfigError
 from rankd.collector.settings import MIB
 
@@ -31,6 +31,14 @@ def test_defaults() -> None:
         "exit_timeout": 5.0,
         "spool": {"directory": None, "size": 64 * MIB},
         "journal": {"segment_size": 64 * MIB, "durability": "process", "keep": None},
+        "logs": {
+            "rotate_size": None,
+            "rotate_every": None,
+            "compress": "gzip",
+            "keep_parts": None,
+            "keep_size": None,
+            "keep_for": None,
+        },
         "outputs": [],
     }
 
@@ -107,6 +115,14 @@ def test_bad_endpoints(endpoint: object, text: str) -> None:
         ({"journal": {"durability": True}}, "rankd.journal.durability", "process | disk"),
         ({"segment_size": 1}, "rankd.segment_size", "did you mean `journal.segment_size`?"),
         ({"start_collector": "no"}, "rankd.start_collector", "leave out the quotes"),
+        ({"logs": {"rotate_size": "1KiB"}}, "rankd.logs.rotate_size", "a size from 65536 bytes"),
+        ({"logs": {"rotate_every": "1 month"}}, "rankd.logs.rotate_every", "units: s, min, h, d, w"),
+        ({"logs": {"rotate_every": 10}}, "rankd.logs.rotate_every", "a span of 60 seconds to 10 years"),
+        ({"logs": {"rotate_every": True}}, "rankd.logs.rotate_every", "found True (bool)"),
+        ({"logs": {"keep_parts": 0, "rotate_size": 2**20}}, "rankd.logs.keep_parts", "a positive integer"),
+        ({"logs": {"keep_for": "9999999d", "rotate_size": 2**20}}, "rankd.logs.keep_for", "to 10 years"),
+        ({"logs": {"compress": "zstd"}}, "rankd.logs.compress", "gzip | none"),
+        ({"logs": {"keep_size": "1GiB"}}, "rankd.logs.keep_size", "neither rotate_size nor rotate_every is set"),
         ([], "rankd", "a section with the keys output, endpoint"),
     ],
 )
@@ -122,6 +138,17 @@ def test_the_path_can_be_another() -> None:
     """Where the section stands is the caller's to say."""
     with pytest.raises(ConfigError, match=r"^config\.json\.linger: "):
         RankdConfig.from_mapping({"linger": -1}, "config.json")
+
+
+def test_rotation_is_read() -> None:
+    """Sizes and spans of time with their units; any of the two rotates."""
+    read = LogsConfig.from_mapping(
+        {"rotate_size": "1GiB", "rotate_every": "1d", "keep_size": "20GiB", "keep_for": "4w"}
+    )
+    assert read == LogsConfig(rotate_size=2**30, rotate_every=86_400, keep_size=20 * 2**30, keep_for=28 * 86_400)
+    assert read.rotates
+    assert LogsConfig.from_mapping({"rotate_every": 3_600}).rotates
+    assert not LogsConfig().rotates
 
 
 _TIMES = st.floats(min_value=0.01, max_value=100.0)
@@ -140,6 +167,12 @@ _CONFIGS: st.SearchStrategy[RankdConfig] = st.builds(
     spool=st.builds(SpoolConfig, directory=st.none() | _PATHS, size=st.integers(2**16, 2**40)),
     journal=st.builds(
         JournalConfig, segment_size=st.integers(2**12, 2**40), durability=st.sampled_from(["process", "disk"])
+    ),
+    logs=st.builds(
+        LogsConfig,
+        rotate_size=st.integers(2**16, 2**40),
+        rotate_every=st.none() | st.integers(60, 86_400),
+        keep_size=st.none() | st.integers(0, 2**40),
     ),
 )
 
