@@ -55,6 +55,7 @@ from .protocol.wire import (
 from .rescue import Rescue
 from .run import RankState, Released, Run
 from .sampler import SAMPLE, Sampler
+from .stacks import STACKS, StackRequests
 from .statusfile import StatusFile
 from .steering import RanksNow, Steering
 
@@ -141,7 +142,7 @@ class Collector:
             spools=config.spool.place(config.output),
             beat_interval=config.beat_interval,
         )
-        self._steering = Steering({SAMPLE: Sampler()}, self._ranks_now)
+        self._steering = Steering({SAMPLE: Sampler(), STACKS: StackRequests()}, self._ranks_now)
         self._steering.restore(self._run.decisions)
 
     def _recover(self) -> None:
