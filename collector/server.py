@@ -26,6 +26,7 @@ from .config import RankdConfig
 from .description import describe, readable
 from .door import Door
 from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, encode_entry
+from .fallbacks import Fallbacks
 from .intake import Session
 from .journal import Journal
 from .liveness import Liveness
@@ -37,6 +38,7 @@ from .protocol.keys import RunKey
 from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
 from .rescue import Rescue
 from .run import RankState, Released, Run
+from .sinks.speclog import MERGED_LOG
 from .statusfile import StatusFile
 
 __all__ = ["Collector", "Outcome"]
@@ -101,8 +103,7 @@ class Collector:
         # Who delivers for a process that is gone: what comes from there does not make the rank look alive.
         self._deliverers: dict[bytes, Session] = {}
         self._signal = 0
-        # The oldest entry that a restart from the newest checkpoint may have to read.
-        self._fallback = 0
+        self._fallbacks = Fallbacks()
         self._writer = self._place.writer(self._run_id)
         self._described: object = None
         self._recover()
@@ -131,7 +132,8 @@ class Collector:
                 self._sink.resume(entry.sizes if isinstance(entry, Checkpoint) else {})
                 if isinstance(entry, Checkpoint):
                     self._run = Run.thaw(entry.state, self._journal.fetch)
-                    self._fallback = self._run.oldest_needed(otherwise=reference)
+                    needed = self._run.oldest_needed(otherwise=reference)
+                    self._fallbacks = Fallbacks(entry.sizes.get(MERGED_LOG, 0), needed)
             if not isinstance(entry, Checkpoint):
                 self._write(self._run.apply(entry, reference))
         self._sink.settle()
@@ -389,9 +391,9 @@ class Collector:
         self._until_possible("the journal", lambda: self._journal.rotate(checkpoint))
         # With what the checkpoint before needs: a restart goes back to it when a log was cut since.
         needed = self._run.oldest_needed(otherwise=self._journal.end)
-        for path in self._journal.forget(min(needed, self._fallback)):
+        kept_from = self._fallbacks.passed(sizes.get(MERGED_LOG, 0), needed)
+        for path in [] if kept_from is None else self._journal.forget(kept_from):
             log.info("deleted %s (rankd.journal.keep)", path)
-        self._fallback = needed
 
     def _describe(self) -> None:
         """Keep `run.json` and `RUN.md` up to date; where they cannot be written, the logs go on all the same."""
