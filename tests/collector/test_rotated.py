@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rankd.collector import cli
 from rankd.collector.cli import main
+from rankd.collector.history import History
 from rankd.collector.parsing import records_of_log
 from rankd.collector.protocol.records import Comment
 from rankd.collector.run import Released
@@ -24,7 +25,6 @@ from rankd.collector.sinks.merged_index import MERGED_INDEX
 from rankd.collector.sinks.parts import layout_of, part_path, parts_of
 from rankd.collector.sinks.retention import Retention, Rotation
 from rankd.collector.sinks.speclog import MERGED_LOG, rank_log
-from rankd.collector.tail import History
 from rankd.collector.verify import Verification
 
 from ..support import whole_log
