@@ -329,8 +329,6 @@ def whole_log(log: Path) -> bytes:
 def _files_of(log: Path) -> dict[Path, int]:
     """The log's files and their inodes."""
     with contextlib.suppress(FileNotFoundError):
-        found = {
-            path: path.stat().st_ino for path in log.parent.glob(f"{log.name}.*-*") if path.suffix != ".unfinished"
-        }
+        found = {path: path.stat().st_ino for path in log.parent.glob(f"{log.name}.*-*")}
         return {**found, log: log.stat().st_ino if log.exists() else 0}
     return _files_of(log)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .gzipped import compress
-from .parts import UNFINISHED, Part, log_of_part, parts_of
+from .parts import Part, compressed_path, parts_of, unfinished_path
 from .retention import ClosedPart, Retention, forgettable
 
 __all__ = ["DELETED", "Keeper", "deleted_of"]
@@ -166,7 +166,7 @@ class _Round:
         if not self._owed:
             return
         path = self._output / DELETED
-        beside = path.with_name(path.name + UNFINISHED)
+        beside = unfinished_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside.write_text(json.dumps(self._deleted) + "\n")
@@ -185,9 +185,8 @@ class _Round:
 
     def _compress_log(self, name: str, safe: int, failures: list[OSError]) -> None:
         log = self._output / name
-        for left in log.parent.glob(f"{log.name}.*{UNFINISHED}"):
-            if log_of_part(left.with_name(left.name.removesuffix(UNFINISHED))) == log:
-                left.unlink(missing_ok=True)
+        for left in log.parent.glob(unfinished_path(log.with_name(f"{log.name}.*")).name):
+            left.unlink(missing_ok=True)
         for part in parts_of(log):
             if self._stopped.is_set():
                 return
@@ -198,8 +197,8 @@ class _Round:
                     failures.append(OSError(e.errno, e.strerror, str(part.path)))
 
     def _compress(self, part: Part) -> None:
-        compressed = part.path.with_name(part.path.name + ".gz")
-        unfinished = compressed.with_name(compressed.name + UNFINISHED)
+        compressed = compressed_path(part)
+        unfinished = unfinished_path(compressed)
         source = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             there = os.fstat(source)

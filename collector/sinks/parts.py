@@ -23,9 +23,20 @@ from pathlib import Path
 
 from .gzipped import DamagedPartError, GzipReader
 
-__all__ = ["UNFINISHED", "Layout", "LogReader", "Part", "cut_log", "layout_of", "log_of_part", "part_path", "parts_of"]
+__all__ = [
+    "Layout",
+    "LogReader",
+    "Part",
+    "compressed_path",
+    "cut_log",
+    "layout_of",
+    "log_of_part",
+    "part_path",
+    "parts_of",
+    "unfinished_path",
+]
 
-UNFINISHED = ".unfinished"
+_UNFINISHED = ".unfinished"
 _NAME = re.compile(r"(.+)\.(\d{15,})-(\d{15,})(\.gz)?")
 _PIECE = 2**20
 
@@ -43,6 +54,16 @@ class Part:
 def part_path(log: Path, start: int, end: int) -> Path:
     """Where the plain form of this part lies."""
     return log.with_name(f"{log.name}.{start:015}-{end:015}")
+
+
+def compressed_path(part: Part) -> Path:
+    """Where the compressed form of this part lies."""
+    return part.path if part.compressed else part.path.with_name(part.path.name + ".gz")
+
+
+def unfinished_path(path: Path) -> Path:
+    """Where a file is written before it gets this name; hidden, so that `zcat merged.log.*` does not meet it."""
+    return path.with_name(f".{path.name}{_UNFINISHED}")
 
 
 def log_of_part(path: Path) -> Path | None:
@@ -335,7 +356,7 @@ def _remove(log: Path, part: Part) -> None:
 def _decompress(log: Path, part: Part, end: int) -> None:
     """The plain form of this part, at least up to byte `end` of the log, as far as it can be read."""
     plain = part_path(log, part.start, part.end)
-    unfinished = plain.with_name(plain.name + UNFINISHED)
+    unfinished = unfinished_path(plain)
     reader = GzipReader(part.path)
     try:
         with unfinished.open("wb") as out:

@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.faults.job import Job, RankProcess, Told
 from tests.support import CollectorProcess, free_port, verified, wait_for, whole_log
 
-from rankd.collector.sinks.parts import Part, layout_of, parts_of
+from rankd.collector.sinks.parts import Part, compressed_path, layout_of, parts_of, unfinished_path
 
 # Until a collector has started; half of the kills come in this time, in the middle of its recovery.
 _START_UP = 0.35
@@ -166,13 +166,10 @@ class Torture:
         part = self.choose.choice(parts)
         if part.compressed:
             return
-        beside = part.path.with_name(part.path.name + self.choose.choice([".gz", ".gz.unfinished"]))
-        beside.write_bytes(b"\x1f\x8b\x08")
-        if (
-            part == parts[-1]
-            and self.choose.random() < 0.3
-            and (log.parent / ".rankd/journal/00000001.journal").exists()
-        ):
+        compressed = compressed_path(part)
+        self.choose.choice([compressed, unfinished_path(compressed)]).write_bytes(b"\x1f\x8b\x08")
+        journal_is_whole = (log.parent / ".rankd" / "journal" / "00000001.journal").exists()
+        if part == parts[-1] and journal_is_whole and self.choose.random() < 0.3:
             os.truncate(part.path, max(0, part.path.stat().st_size - self.choose.randrange(1, 4_000)))
 
 

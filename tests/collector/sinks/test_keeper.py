@@ -15,7 +15,7 @@ import pytest
 
 from rankd.collector.sinks import gzipped, keeper
 from rankd.collector.sinks.keeper import DELETED, Keeper, deleted_of
-from rankd.collector.sinks.parts import parts_of
+from rankd.collector.sinks.parts import parts_of, unfinished_path
 from rankd.collector.sinks.retention import Retention, Rotation
 from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink
 
@@ -67,7 +67,7 @@ def test_what_a_kill_left_is_made_good(log: Path) -> None:
     """An unfinished file goes; where both forms are there the plain one counts, and is compressed again."""
     plain = parts_of(log)[0].path
     plain.with_name(plain.name + ".gz").write_bytes(b"half")
-    plain.with_name(plain.name + ".gz.unfinished").write_bytes(b"h")
+    unfinished_path(plain.with_name(plain.name + ".gz")).write_bytes(b"h")
     kept(log, Retention(compress=True), END)
     assert [part.compressed for part in parts_of(log)] == [True] * 4
     assert whole_log(log) == TEXT

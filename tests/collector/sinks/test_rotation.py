@@ -15,7 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankd.collector.sinks.files import LogFiles
-from rankd.collector.sinks.parts import layout_of, log_of_part, part_path, parts_of
+from rankd.collector.sinks.parts import (
+    compressed_path,
+    layout_of,
+    log_of_part,
+    part_path,
+    parts_of,
+    unfinished_path,
+)
 from rankd.collector.sinks.retention import Rotation
 from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink, rank_log
 
@@ -81,7 +88,7 @@ def pack(path: Path, *, keep: bool = False) -> None:
 def damage(world: World, how: str, amount: int) -> None:
     """What a kill, a power failure or a person may have done to the files meanwhile."""
     log, parts = world.log, parts_of(world.log)
-    plain = [part for part in parts if not part.compressed]
+    plain = [part for part in parts if not part.compressed and part.path.stat().st_size == part.end - part.start]
     match how:
         case "torn" if log.exists():
             os.truncate(log, max(0, log.stat().st_size - amount))
@@ -95,7 +102,7 @@ def damage(world: World, how: str, amount: int) -> None:
             pack(plain[amount % len(plain)].path)
         case "half packed" if plain:
             pack(plain[amount % len(plain)].path, keep=True)
-            plain[0].path.with_name(plain[0].path.name + ".gz.unfinished").write_bytes(b"\x1f\x8b")
+            unfinished_path(compressed_path(plain[0])).write_bytes(b"\x1f\x8b")
         case "short part" if plain:
             os.truncate(plain[-1].path, max(0, plain[-1].path.stat().st_size - amount))
         case "lost part" if parts:
