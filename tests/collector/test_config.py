@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankd.collector.config import JournalConfig, RankdConfig, SpoolConfig
+from rankd.collector.config import AlertConfig, JournalConfig, RankdConfig, SpoolConfig
 from rankd.collector.protocol.errors import ConfigError
 from rankd.collector.settings import MIB
 
@@ -32,6 +33,8 @@ def test_defaults() -> None:
         "spool": {"directory": None, "size": 64 * MIB},
         "journal": {"segment_size": 64 * MIB, "durability": "process", "keep": None},
         "outputs": [],
+        "alerts": [],
+        "on_anomaly": "log",
     }
 
 
@@ -108,6 +111,22 @@ def test_bad_endpoints(endpoint: object, text: str) -> None:
         ({"segment_size": 1}, "rankd.segment_size", "did you mean `journal.segment_size`?"),
         ({"start_collector": "no"}, "rankd.start_collector", "leave out the quotes"),
         ([], "rankd", "a section with the keys output, endpoint"),
+        ({"on_anomaly": "halt"}, "rankd.on_anomaly", "found 'halt', allowed: log | stop"),
+        ({"alerts": {"metric": "loss"}}, "rankd.alerts", "a list, each of it a section of keys"),
+        ({"alerts": [{"above": 1}]}, "rankd.alerts[0].metric", "the key is missing, allowed: local_loss | local_norm"),
+        ({"alerts": [{"metric": "grad_nrom", "above": 1}]}, "rankd.alerts[0].metric", "did you mean `grad_norm`?"),
+        ({"alerts": [{"metric": "loss"}]}, "rankd.alerts[0]", "found none of them, allowed: exactly one of above"),
+        ({"alerts": [{"metric": "loss", "above": 1, "times": 3}]}, "rankd.alerts[0]", "found above and times"),
+        (
+            {"alerts": [{"metric": "loss", "above": math.nan}]},
+            "rankd.alerts[0].above",
+            "found nan, allowed: a number",
+        ),
+        ({"alerts": [{"metric": "loss", "above": "1e3"}]}, "rankd.alerts[0].above", "write 1.0e+3, without quotes"),
+        ({"alerts": [{"metric": "loss", "times": 1}]}, "rankd.alerts[0].times", "allowed: a number above 1"),
+        ({"alerts": [{"metric": "loss", "times": 3, "window": 0}]}, "rankd.alerts[0].window", "from 1 to 10000"),
+        ({"alerts": [{"metric": "loss", "above": 3, "window": 9}]}, "rankd.alerts[0].window", "with `times` only"),
+        ({"alerts": [{"metric": "loss", "abov": 3}]}, "rankd.alerts[0].abov", "did you mean `above`?"),
     ],
 )
 def test_wrong_values(section: object, where: str, text: str) -> None:
@@ -126,6 +145,13 @@ def test_the_path_can_be_another() -> None:
 
 _TIMES = st.floats(min_value=0.01, max_value=100.0)
 _PATHS = st.text(min_size=1).filter(lambda text: "\0" not in text and not text.startswith("~")).map(Path)
+_NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+_METRICS = st.sampled_from(["loss", "local_norm"])
+_ALERTS: st.SearchStrategy[AlertConfig] = st.one_of(
+    st.builds(AlertConfig, metric=_METRICS, above=_NUMBERS),
+    st.builds(AlertConfig, metric=_METRICS, below=_NUMBERS),
+    st.builds(AlertConfig, metric=_METRICS, times=st.floats(1.5, 100.0), window=st.integers(1, 10_000)),
+)
 _CONFIGS: st.SearchStrategy[RankdConfig] = st.builds(
     RankdConfig,
     output=_PATHS,
@@ -141,6 +167,8 @@ _CONFIGS: st.SearchStrategy[RankdConfig] = st.builds(
     journal=st.builds(
         JournalConfig, segment_size=st.integers(2**12, 2**40), durability=st.sampled_from(["process", "disk"])
     ),
+    alerts=st.lists(_ALERTS, max_size=2).map(tuple),
+    on_anomaly=st.sampled_from(["log", "stop"]),
 )
 
 
