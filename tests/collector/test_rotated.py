@@ -140,7 +140,7 @@ def test_compressed_parts_that_are_not_needed_are_not_touched(tmp_path: Path, mo
         return text_of(self, number)
 
     monkeypatch.setattr(gzipped.GzipReader, "_text", counted)
-    monkeypatch.setattr("rankd.collector.tail._LINE_LOOK", 200)
+    monkeypatch.setattr("rankd.collector.history._LINE_LOOK", 200)
     for selection, count in ((Selection(frozenset({2})), 20), (Selection(steps=(77, 77)), None)):
         taken.clear()
         with History(tmp_path, selection) as history:

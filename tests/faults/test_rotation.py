@@ -81,7 +81,7 @@ def test_tail_through_rotation_compression_and_kills(tmp_path: Path) -> None:
             readers = following(log)
         # tail(1) sees each part if it has the time to: it knows names, not bytes.
         step = b'"step": %d }' % (4 * number + 3)
-        wait_for(lambda step=step: all(step in each.seen[-100_000:] for each in readers))  # type: ignore[misc]
+        wait_for(lambda step=step, those=readers: all(step in each.seen[-100_000:] for each in those))  # type: ignore[misc]
     assert collector.ended()[0] == 0, collector.said()
     parts = parts_of(log)
     assert len(parts) >= 10
