@@ -138,7 +138,8 @@ class Leftovers:
         self._find_endpoint = find_endpoint
         self._stop = threading.Event()
         self._known_since: float | None = None
-        older = [(hello, path) for path in find_spools(directory) if (hello := owner(path)) is not None]
+        # By name first: a thousand ranks that start on one node must not each open the files of all.
+        older = [(hello, path) for path in find_spools(directory, rank) if (hello := owner(path)) is not None]
         self._own = [path for hello, path in sorted(older, key=lambda o: o[0].started) if hello.rank == rank]
         self._thread = threading.Thread(target=self._guarded, name="rankd-recover", daemon=True)
 

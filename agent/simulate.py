@@ -17,12 +17,13 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from ..collector.config import RankdConfig, SpoolConfig
+from ..collector.config import RankdConfig
+from ..collector.growing import GrowingFile
 from ..collector.protocol.errors import ConfigError, RankdError
 from ..collector.protocol.records import Frame, NameTable
 from .agent import Agent
@@ -46,19 +47,25 @@ _Key = tuple[int, int, int]
 class _Plan:
     """What each process simulates."""
 
-    output: Path
-    endpoint: str | None
+    rankd: RankdConfig
     ranks: int
     steps: int
     micro_steps: int
     params: int
     rate: float
 
+    @property
+    def output(self) -> Path:
+        return Path(self.rankd.output)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     positive = functools.partial(_at_least, 1)
     parser.add_argument("--output", type=Path, required=True, help="output directory; must not hold a run yet")
+    parser.add_argument("--config", type=Path, metavar="YAML",
+                        help="a training YAML whose `rankd:` section holds here too (outputs, logs, …), except for "
+                        "output and on_anomaly")  # fmt: skip
     parser.add_argument("--endpoint", help="a running collector's tcp://HOST:PORT; default: start one here")
     parser.add_argument("--ranks", type=positive, default=8, help="number of ranks (default 8)")
     parser.add_argument("--steps", type=positive, default=20, help="training steps (default 20)")
@@ -79,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
     """Simulate and print the figures; 1 if a line that was pushed never came out."""
     if (args.output / "merged.log").exists():
         raise ConfigError(f"{args.output} holds a run already; give --output a fresh directory")
-    plan = _Plan(args.output, args.endpoint, args.ranks, args.steps, args.micro_steps, args.params, args.rate)
+    plan = _Plan(RankdConfig(), args.ranks, args.steps, args.micro_steps, args.params, args.rate)
+    plan = replace(plan, rankd=_section(args, plan))
     processes = min(args.processes or os.cpu_count() or 1, plan.ranks)
     print(f"{plan.ranks} ranks in {processes} processes: {plan.steps} steps of {plan.micro_steps} micro-steps, "
           f"{plan.params} norms each, at {plan.rate or 'any number of'} micro-steps/s", flush=True)  # fmt: skip
@@ -88,6 +96,19 @@ def run(args: argparse.Namespace) -> int:
     pushed = _run_processes(plan, processes)
     follower.finish(_SETTLE)
     return _report(plan, pushed, follower.seen)
+
+
+def _section(args: argparse.Namespace, plan: _Plan) -> RankdConfig:
+    """What agents and collector are told: the YAML's section where one is given, made fit for made-up metrics."""
+    section = RankdConfig() if args.config is None else AgentConfig.from_yaml(args.config).rankd
+    return replace(
+        section,
+        spool=replace(section.spool, size=min(section.spool.size, _spool_size(plan))),
+        output=args.output,
+        endpoint=args.endpoint or section.endpoint,
+        start_collector=section.start_collector and not args.endpoint,
+        on_anomaly="log",  # there is no training that could be stopped
+    )
 
 
 # -- the ranks --------------------------------------------------------------------------------------------------------
@@ -121,14 +142,7 @@ def _run_processes(plan: _Plan, processes: int) -> dict[_Key, float]:
 
 
 def _work(plan: _Plan, ranks: Sequence[int], barrier: Barrier, result: Connection) -> None:
-    config = AgentConfig(
-        rankd=RankdConfig(
-            output=plan.output,
-            endpoint=plan.endpoint,
-            start_collector=not plan.endpoint,
-            spool=SpoolConfig(size=_spool_size(plan)),
-        )
-    )
+    config = AgentConfig(rankd=plan.rankd)
     agents = [Agent(config, rank=rank, world_size=plan.ranks, total_steps=plan.steps) for rank in ranks]
     pushed: dict[_Key, float] = {}
     frames = [_frames(plan.params, rank) for rank in ranks]
@@ -156,10 +170,10 @@ def _work(plan: _Plan, ranks: Sequence[int], barrier: Barrier, result: Connectio
 
 
 def _spool_size(plan: _Plan) -> int:
-    """Room for all that a rank makes, so that only the collector's pace is measured; a real rank's at most."""
+    """Room for all that a rank makes, so that only the collector's pace is measured; all ranks are on one disk."""
     names = 64 * plan.params
     micro_step = 16 * plan.params + 1_024
-    return min(names + plan.steps * (plan.micro_steps + 1) * micro_step + 2**17, SpoolConfig().size)
+    return names + plan.steps * (plan.micro_steps + 1) * micro_step + 2**17
 
 
 def _wait_until_joined(agents: Sequence[Agent]) -> None:
@@ -200,22 +214,19 @@ class _Follower(threading.Thread):
         self._deadline = math.inf
 
     def run(self) -> None:
-        while not self._path.exists() and time.monotonic() < self._deadline:
-            time.sleep(_LOOK)
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            rest = b""
+        log = GrowingFile(self._path)
+        try:
             while len(self.seen) < self._expected and time.monotonic() < self._deadline:
-                chunk = file.read(2**24)
-                if not chunk:
+                lines = log.lines()
+                if not lines:
                     time.sleep(_LOOK)
                     continue
                 now = time.monotonic()
-                lines, newline, rest = (rest + chunk).rpartition(b"\n")
-                for match in _HEADER.finditer(lines + newline):
+                for match in _HEADER.finditer(lines):
                     rank, step, micro_step = map(int, match.groups())
                     self.seen[rank, step, micro_step] = now
+        finally:
+            log.close()
 
     def finish(self, patience: float) -> None:
         """Wait until all is seen, at most `patience` seconds."""

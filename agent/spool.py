@@ -266,9 +266,13 @@ class Spool:
         self.next_seq = seq
 
 
-def find_spools(directory: Path) -> list[Path]:
-    """The spool files in `directory`, those of living processes included; empty where there is no such directory."""
-    return sorted(directory.glob(f"*{SPOOL_SUFFIX}"))
+def find_spools(directory: Path, rank: int | None = None) -> list[Path]:
+    """The spool files in `directory`, those of living processes included; empty where there is no such directory.
+
+    Args:
+        rank: those only whose name begins as this rank's do (`spools`); whose they are, `owner` tells.
+    """
+    return sorted(directory.glob(f"{'' if rank is None else f'rank_{rank}.'}*{SPOOL_SUFFIX}"))
 
 
 def owner(path: Path) -> Hello | None:
