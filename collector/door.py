@@ -94,7 +94,7 @@ class Door:
         self.keyed = always or candidates[0].exposed
         self._connections = Connections(_most_connections())
         # Peers whose connection has ended: first what they left is taken, then they are told as gone.
-        self._leaving: list[bytes] = []
+        self._leaving: dict[bytes, None] = {}
         self._gone: list[bytes] = []
         self._sweep_at = 0.0
         # Why the connection whose end is told next was turned away.
@@ -176,7 +176,8 @@ class Door:
         name, raws = peer.bytes, [part.bytes for part in parts]
         # A message has one part; of one that has many, the first few say as much as all.
         fd = peer.get(zmq.SRCFD)
-        self._connections.heard(int(fd), name, sum(map(len, raws)), time.monotonic())
+        if name not in self._leaving:  # its connection is known as ended: what comes now is not another one
+            self._connections.heard(int(fd), name, sum(map(len, raws)), time.monotonic())
         return name, raws
 
     def send(self, peer: bytes, raw: bytes) -> None:
@@ -184,6 +185,11 @@ class Door:
         self._socket.send_multipart([peer, raw], zmq.NOBLOCK)
 
     # -- peers --------------------------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> int:
+        """How many connections are known, of whomever."""
+        return len(self._connections)
 
     def gone(self) -> list[bytes]:
         """Peers whose connection has ended, and of whom everything was received, since the last call."""
@@ -231,7 +237,7 @@ class Door:
         gone = self._connections.closed(fd)
         failed, self._failed = self._failed, ""
         if gone is not None and gone.peer is not None:
-            self._leaving.append(gone.peer)
+            self._leaving[gone.peer] = None
         elif failed or gone is not None:
             address = gone.address if gone is not None and gone.address else "an unknown address"
             self._count(failed or "no message", address)
