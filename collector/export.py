@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Protocol
 from .protocol.csvtext import CSV_HEAD, block_rows
 from .protocol.errors import RankdError
 from .protocol.jsonl import block_lines
-from .protocol.records import Frame, RankBlock
+from .protocol.records import RankBlock
 from .reading import chosen_blocks, missing_from
 from .rebuild import progress_line
 from .selection import Selection, selection_of
@@ -41,12 +41,15 @@ def run(args: argparse.Namespace) -> int:
     missing = missing_from(args.output)
     if missing is not None:
         print(f"note: {missing}", file=sys.stderr)
+    selection = selection_of(args)
     try:
         with progress_line("exporting") as show:
-            count = export(args.output, selection_of(args), args.format, args.to, show)
+            count = export(args.output, selection, args.format, args.to, show)
     except BrokenPipeError:
         drop_output()
         return 0
+    if not count:
+        print(f"note: {selection.nothing()}", file=sys.stderr)
     if args.to != "-":
         print(f"{count} records: {args.to}")
     return 0
@@ -60,7 +63,7 @@ def export(
     Raises:
         RankdError: there is no journal, or it is damaged, or the file cannot be written; says why.
     """
-    blocks = (_with_names(block, selection) for block in chosen_blocks(output, selection, progress))
+    blocks = chosen_blocks(output, selection, progress)
     if to == "-":
         return _write(form, sys.stdout.buffer, blocks)
     unfinished = Path(f"{to}.{os.getpid()}.unfinished")
@@ -84,31 +87,6 @@ def _write(form: str, file: BinaryIO, blocks: Iterator[RankBlock]) -> int:
         count += sum(frame.record_count for frame in block.frames)
     writer.end()
     return count
-
-
-def _with_names(block: RankBlock, selection: Selection) -> RankBlock:
-    """With the wanted records only."""
-    if not selection.by_content:
-        return block
-    frames = [f for f in block.frames if selection.metrics is None or f.metric in selection.metrics]
-    if selection.name is not None:
-        frames = [part for frame in frames if (part := _named(frame, selection.name)) is not None]
-    return RankBlock(block.rank, block.position, tuple(frames), (), block.late, block.total_steps, block.time)
-
-
-def _named(frame: Frame, text: str) -> Frame | None:
-    """The part of a frame whose names contain this text."""
-    chosen = [i for i, name in enumerate(frame.names) if text in name]
-    if not chosen or frame.table is None:
-        return None
-    if len(chosen) == len(frame.names):
-        return frame
-    names = type(frame.table)(tuple(frame.names[i] for i in chosen))
-    if frame.counts is not None:
-        groups = frame.groups
-        return Frame.lists(frame.metric, names, [groups[i] for i in chosen], frame.iteration)
-    values = frame.values
-    return Frame.named(frame.metric, names, [values[i] for i in chosen])
 
 
 class _Writer(Protocol):

@@ -1,7 +1,7 @@
 """Records as CSV (RFC 4180, UTF-8, with a newline alone): one row a record, at full precision.
 
-A list of values stands in its cell as a JSON list. NaN and the infinities are `nan`, `inf` and `-inf`, which readers
-of CSV take for numbers.
+A list of values stands as a JSON list in a column of its own, `values`, so that `value` holds numbers only. NaN and the
+infinities are `nan`, `inf` and `-inf`, which readers of CSV take for numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .records import Frame, Position, RankBlock
 
 __all__ = ["CSV_COLUMNS", "CSV_HEAD", "block_rows"]
 
-CSV_COLUMNS = ("attempt", "step", "micro_step", "rank", "metric", "name", "value", "time", "iter")
+CSV_COLUMNS = ("attempt", "step", "micro_step", "rank", "metric", "name", "value", "values", "time", "iter")
 CSV_HEAD = (",".join(CSV_COLUMNS) + "\n").encode()
 
 
@@ -34,14 +34,14 @@ def block_rows(block: RankBlock) -> bytes:
 def _rows(frame: Frame, position: Position, rank: int, time: float) -> Iterator[str]:
     micro = "" if position.micro_step is None else position.micro_step
     head = f"{position.attempt},{position.step},{micro},{rank},{_cell(frame.metric)},"
-    tail = f",{time!r},{'' if frame.iteration is None else frame.iteration}\n"
+    tail = f"{time!r},{'' if frame.iteration is None else frame.iteration}\n"
     if frame.table is None:
-        yield f"{head},{frame.values[0]!r}{tail}"
+        yield f"{head},{frame.values[0]!r},,{tail}"
     elif frame.counts is None:
         for name, value in zip(frame.names, frame.values, strict=True):
-            yield f"{head}{_cell(name)},{value!r}{tail}"
+            yield f"{head}{_cell(name)},{value!r},,{tail}"
     else:
         whole = frame.metric == "tpe"
         for name, values in zip(frame.names, frame.groups, strict=True):
             cell = json.dumps([int(v) if whole else v for v in values])
-            yield f"{head}{_cell(name)},{_cell(cell)}{tail}"
+            yield f"{head}{_cell(name)},,{_cell(cell)},{tail}"

@@ -172,6 +172,15 @@ def test_lists_are_a_column_of_their_own_in_parquet(tmp_path: Path) -> None:
     assert found["iter"] == [None, 7, 7]
     assert found["name"] == [None, "decoder.0", "decoder.1"]
 
+    pytest.importorskip("pandas")
+    frame = read(tmp_path).to_pandas()
+    assert list(frame.columns) == list(found)
+    assert frame["value"].isna().tolist() == [False, True, True]
+    assert frame["values"].tolist() == [None, (1.0, 2.0), (3.0,)]
+    assert frame["iter"].isna().tolist() == [True, False, False]
+    assert frame["name"].tolist() == found["name"]
+    assert read(tmp_path, metrics={"none"}).to_pandas().empty
+
 
 def test_a_file_appears_when_it_is_complete(output: Path, tmp_path: Path) -> None:
     """A place that cannot be written is an error, and no half file is left."""

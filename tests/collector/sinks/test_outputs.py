@@ -71,6 +71,10 @@ def test_csv_cells_read_back(block: RankBlock) -> None:
     for row, record in zip(rows, records, strict=True):
         if isinstance(record.value, float):
             assert repr(float(row["value"])) == repr(record.value)
+            assert row["values"] == ""
+        else:
+            assert row["value"] == ""
+            assert repr([float(value) for value in json.loads(row["values"])]) == repr(list(record.value))
 
 
 def test_values_that_json_does_not_have_are_strings() -> None:
