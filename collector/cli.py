@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from .protocol.errors import RankdError
 
@@ -33,6 +36,9 @@ _COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit status: 0 well, 1 the command found something wrong, 2 it was called wrong."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the locale cannot show is no reason to fail
     argv = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
     chosen, rest = parser.parse_args(argv[:1]), argv[1:]
@@ -41,7 +47,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = argparse.ArgumentParser(prog=f"rankd {chosen.command}", description=help_line)
     module.add_arguments(command)
     try:
-        return int(module.run(command.parse_args(rest)))
+        status = int(module.run(command.parse_args(rest)))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever read the output has gone, and with it what is still buffered. The status is that of programs which
+        # end of SIGPIPE: what a command had to find, it may not have found.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except RankdError as e:
         print(f"rankd {chosen.command}: {e}", file=sys.stderr)
         return 2

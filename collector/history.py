@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +21,8 @@ __all__ = ["History", "LocalSource", "Source"]
 _PIECE = 2**20
 # The end of the last whole line is looked for in such pieces.
 _LINE_LOOK = 2**16
+# So many last lines are kept while the log is read backwards; some 50 MB.
+_MOST_KEPT = 200_000
 # Up to so many ranks are searched for before lines are split.
 _FEW = 8
 
@@ -71,6 +74,10 @@ class LocalSource:
 class History:
     """What a merged log holds at this moment, up to its last whole line. `filter` then goes on behind that.
 
+    Attributes:
+        size: where that line ends.
+        selection: what is wanted.
+
     Args:
         source: the log; or the run's output directory, which may not hold one yet.
         selection: what is wanted.
@@ -79,7 +86,7 @@ class History:
     """
 
     def __init__(self, source: Path | Source, selection: Selection, *, records: bool = False) -> None:
-        self._selection = selection
+        self.selection = selection
         self._attempts = records or selection.attempt is not None
         self._headers = not records
         self._log = LocalSource(source) if isinstance(source, Path) else source
@@ -110,11 +117,11 @@ class History:
     def all(self) -> Iterator[Line]:
         """All lines that are wanted."""
         if self._chunks is not None:
-            chunks = wanted_chunks(self._chunks, self._selection)
-        elif self._selection.steps is not None:
+            chunks = wanted_chunks(self._chunks, self.selection)
+        elif self.selection.steps is not None:
             # The attempts of sampled chunks are not the log's.
             sampled = sampled_chunks(self.size, self._read, first=self._first)
-            chunks = wanted_chunks(sampled, replace(self._selection, attempt=None))
+            chunks = wanted_chunks(sampled, replace(self.selection, attempt=None))
         else:
             chunks = [Chunk(self._first, self.size)]
         self._reached = bool(chunks) and chunks[0].start == self._first
@@ -125,30 +132,44 @@ class History:
             end = chunk.end
             yield from self._lines_of(chunk, self.filter)
 
-    def last(self, count: int) -> Sequence[Line]:
-        """The last `count` lines that are wanted."""
+    def last(self, count: int) -> Iterator[Line]:
+        """The last `count` lines that are wanted; if metrics or names are, with the header that the first is under."""
         if self._chunks is not None:
-            chunks: Iterable[Chunk] = reversed(wanted_chunks(self._chunks, self._selection))
-        elif self._selection.steps is not None:
-            return deque(self.all(), maxlen=count)
+            chunks: Iterable[Chunk] = reversed(wanted_chunks(self._chunks, self.selection))
+        elif self.selection.steps is not None:
+            return self._headed(deque(self.all(), maxlen=count))
         else:
             chunks = backwards(self.size, self._read, self._first)
-        pieces: list[list[Line]] = []
+        # Of many lines those before the last ones are read again when it is their turn, not kept until then.
+        pieces: list[tuple[Chunk, Sequence[Line] | None]] = []
         missing = count
         for chunk in chunks:
             lines = self._filter(self._attempt_of(chunk))
+            kept = count - missing < _MOST_KEPT
             if not pieces:
                 self.filter = lines  # the end of the log is where it goes on
-            pieces.append(list(self._lines_of(chunk, lines)))
-            missing -= len(pieces[-1])
+            found = list(self._lines_of(chunk, lines))
+            pieces.append((chunk, found if kept else None))
+            missing -= len(found)
             if missing <= 0:
                 break
         self._reached = missing > 0
-        found = [line for piece in reversed(pieces) for line in piece]
-        return found[-count:] if count else []
+        wanted = (line for chunk, found in reversed(pieces) for line in self._again(chunk, found))
+        return self._headed(itertools.islice(wanted, max(0, -missing), None if count else 0))
+
+    def _again(self, chunk: Chunk, found: Sequence[Line] | None) -> Iterable[Line]:
+        return self._lines_of(chunk, self._filter(self._attempt_of(chunk))) if found is None else found
+
+    def _headed(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """With the header that the first line is under, where it would not be told otherwise."""
+        for number, line in enumerate(lines):
+            if not number and line.header and self._headers and self.selection.by_content:
+                head = line.text[: line.text.find(b"] ") + 2] + line.header
+                yield Line(head, line.rank, line.attempt)
+            yield line
 
     def _lines_of(self, chunk: Chunk, lines: LineFilter) -> Iterator[Line]:
-        ranks = self._selection.ranks
+        ranks = self.selection.ranks
         marks = [b"[collector] ", *(b"[rank_%d] " % rank for rank in ranks or ())]
         for first, last in self._there:
             rest = b""
@@ -160,7 +181,7 @@ class History:
                     yield from lines.choose([line + b"\n" for line in (text + newline).split(b"\n")[:-1]])
 
     def _filter(self, attempt: int) -> LineFilter:
-        return LineFilter(self._selection, attempt, headers=self._headers)
+        return LineFilter(self.selection, attempt, headers=self._headers)
 
     def _attempt_of(self, chunk: Chunk) -> int:
         if self._chunks is not None:

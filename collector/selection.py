@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .protocol.ranges import parse_ranks, parse_steps
-from .protocol.records import Position, Record
+from .protocol.records import KNOWN_METRICS, Position, Record
+from .settings import nearest
 
 __all__ = ["Selection", "add_arguments", "selection_of"]
 
@@ -55,6 +56,15 @@ class Selection:
 
     def has(self, record: Record) -> bool:
         return self.has_block(record.rank, record.position) and self.has_content(record.metric, record.name)
+
+    def nothing(self) -> str:
+        """That nothing is of this selection, for a person; with what may be meant where a metric is none of rankd's."""
+        near = {
+            metric: nearest(metric, KNOWN_METRICS)
+            for metric in sorted((self.metrics or frozenset()) - set(KNOWN_METRICS))
+        }
+        hints = "".join(f"; did you mean {meant} for {metric}?" for metric, meant in near.items() if meant)
+        return f"nothing that was recorded is what was asked for{hints}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

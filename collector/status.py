@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .protocol.jsonl import number
-from .protocol.records import Comment, RankBlock
+from .protocol.records import Comment, Frame, RankBlock
 from .protocol.wire import Beat
 from .run import RankState, Run
 from .sinks.sink import Off
@@ -22,7 +22,8 @@ STATUS = ".rankd/status.json"
 
 # The pace is that of these last steps of the front.
 _PACE_STEPS = 20
-# Which metric a screen's columns show: the first of these that a rank has.
+# Which metric a screen's column shows: the first of these that a rank has in this attempt, so that ranks in the middle
+# of a step are not compared with others at its end.
 _LOSSES = ("local_loss", "device_loss", "loss")
 _GRAD_NORMS = ("grad_norm",)
 
@@ -34,6 +35,8 @@ class Latest(Off):
         self.losses: dict[int, float] = {}
         self.grad_norms: dict[int, float] = {}
         self.total_steps: int | None = None
+        # Of each rank: the attempt, and which of the losses is shown.
+        self._chosen: dict[int, tuple[int, int]] = {}
         # (attempt, step, the rank's clock then), of the last steps.
         self._steps: list[tuple[int, int, float]] = []
 
@@ -53,9 +56,16 @@ class Latest(Off):
             del self._steps[: -_PACE_STEPS - 1]
         for frame in block.frames:
             if frame.metric in _LOSSES:
-                self.losses[block.rank] = frame.values[0]
+                self._take_loss(block.rank, at.attempt, frame)
             elif frame.metric in _GRAD_NORMS:
                 self.grad_norms[block.rank] = frame.values[0]
+
+    def _take_loss(self, rank: int, attempt: int, frame: Frame) -> None:
+        choice = _LOSSES.index(frame.metric)
+        of_attempt, chosen = self._chosen.get(rank, (0, 0))
+        if of_attempt != attempt or choice <= chosen:
+            self._chosen[rank] = (attempt, choice)
+            self.losses[rank] = frame.values[0]
 
     def seconds_per_step(self) -> float | None:
         """Over the last steps; None: too few have been seen."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -21,9 +22,14 @@ __all__ = ["add_arguments", "run", "screen"]
 _TABLE_RANKS = 32
 _WORST = 10
 _MAP_WIDTH = 64
+# So many beats that did not come are worth a look.
+_SILENT_BEATS = 5
 # How often `--watch` looks.
 _LOOK = 1.0
 _SHADES = ".:-=+*#"
+_HEADS = ("rank", "state", "step", "lag", "loss", "grad_norm", "beat", "host", "cpu", "rss", "held", "dropped")
+# On a terminal that is too narrow for all columns these are left out, the first ones first.
+_SPARE = ("cpu", "rss", "host", "held", "grad_norm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     while True:
         status = read_status(args.output)
         status["collector"]["alive"] = holder(args.output) is not None
-        text = json.dumps(status) if args.json else "\n".join(screen(status, time.time()))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        text = json.dumps(status) if args.json else "\n".join(screen(status, time.time(), width))
         if args.watch and sys.stdout.isatty() and not args.json:
             text = "\033[H\033[J" + text
         print(text, flush=True)
@@ -75,48 +82,62 @@ def _failed(rank: dict[str, Any]) -> bool:
     return rank["state"] == "finished" and rank["reason"] not in ("", "done")
 
 
-def screen(status: dict[str, Any], now: float) -> list[str]:
-    """The lines of the screen."""
+def screen(status: dict[str, Any], now: float, width: int | None = None) -> list[str]:
+    """The lines of the screen; `width`: as many columns as the terminal has, None: it does not matter."""
     ranks: list[dict[str, Any]] = status["ranks"]
-    lines = [*_head(status, now), ""]
+    lines = _head(status, now)
+    if not ranks:
+        return [*lines, "", "no rank has said hello yet"]
     if len(ranks) <= _TABLE_RANKS:
-        return [*lines, *_table(ranks)]
-    worst = sorted(ranks, key=_badness, reverse=True)[:_WORST]
-    return [*lines, *_map(ranks), "", f"the worst {len(worst)} of {len(ranks)}:", *_table(worst)]
+        return [*lines, "", *_table(ranks, width)]
+    silent = _SILENT_BEATS * status["collector"]["beat_interval"]
+    bad = [each for each in ranks if any(_badness(each)[:-1]) or (each["beat_age"] or 0.0) > silent]
+    lines += ["", *_map(ranks), ""]
+    if not bad:
+        return [*lines, "no rank is gone, behind, silent, not finite or dropping"]
+    worst = sorted(bad, key=_badness, reverse=True)[:_WORST]
+    named = f"the worst {len(worst)} of {len(bad)} that are gone, behind, silent, not finite or dropping:"
+    return [*lines, named, *_table(worst, width)]
 
 
 def _head(status: dict[str, Any], now: float) -> list[str]:
     total = "?" if status["total_steps"] is None else status["total_steps"]
     pace = status["seconds_per_step"]
+    about = status["collector"]
     parts = [f"attempt {status['attempt']}", f"step {status['step']}/{total}", f"{status['world_size']} ranks"]
     if status["ended"]:
         parts.append("ended")
-    elif pace is not None:
+    elif pace is not None and about["alive"]:
         parts.append(f"{pace:.3g} s/step")
-        if status["expected_end"] is not None:
+        if status["expected_end"] is not None and status["step"] < status["total_steps"]:
             parts.append(f"ends {time.strftime('%Y-%m-%d %H:%M', time.localtime(status['expected_end']))}")
-    about = status["collector"]
-    rate = f"{about['records_per_second']:,.0f} records/s, {about['backlog']:,} wait"
+    rate = "" if status["ended"] else f"{about['records_per_second']:,.0f} records/s, "
+    rate += f"{about['backlog']:,} wait"
     memory = f"{about.get('rss_bytes', 0) / 2**20:,.0f} MiB, {about.get('disk_free_bytes', 0) / 2**30:,.1f} GiB free"
     second = f"collector: process {about['pid']} on {about['host']}, {rate}, {memory}"
     if not about["alive"] and not status["ended"]:
-        second = f"collector: gone (last seen {now - status['time']:,.0f} s ago; start it again: `rankd collect`)"
+        ago = f"{now - status['time']:,.0f} s ago"
+        second = f"collector: gone, and all below is as it was {ago} (start it again: `rankd collect`)"
     refused = ", ".join(f"{count} × {kind}" for kind, count in sorted(about["refused"].items()))
     return [", ".join(parts), second, *([f"refused: {refused}"] if refused else [])]
 
 
-def _table(ranks: Sequence[dict[str, Any]]) -> list[str]:
-    heads = ("rank", "state", "step", "lag", "loss", "grad_norm", "beat", "host", "cpu", "rss", "held", "dropped")
-    rows = [heads, *map(_row, ranks)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    left = (heads.index("state"), heads.index("host"))
-    return [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+def _table(ranks: Sequence[dict[str, Any]], width: int | None) -> list[str]:
+    columns = list(zip(_HEADS, *map(_row, ranks), strict=True))
+    for spare in _SPARE:
+        if width is None or len(_lines(columns)[0]) <= width:
+            break
+        columns = [column for column in columns if column[0] != spare]
+    return [line.rstrip() for line in _lines(columns)]
+
+
+def _lines(columns: Sequence[Sequence[str]]) -> list[str]:
+    padded = []
+    for column in columns:
+        most = max(map(len, column))
+        left = column[0] in ("state", "host")
+        padded.append([cell.ljust(most) if left else cell.rjust(most) for cell in column])
+    return ["  ".join(cells) for cells in zip(*padded, strict=True)]
 
 
 def _row(rank: dict[str, Any]) -> tuple[str, ...]:
@@ -155,7 +176,8 @@ def _map(ranks: Sequence[dict[str, Any]]) -> list[str]:
     cells = [_cell(each, most) for each in ranks]
     lines = [f"{row:6}  {''.join(cells[row : row + _MAP_WIDTH])}" for row in range(0, len(cells), _MAP_WIDTH)]
     marks = "L lost, H held out, F failed, ? not heard, N not finite"
-    legend = f"{_SHADES[0]} at the front … {_SHADES[-1]} {most} steps behind; {marks}"
+    behind = f" … {_SHADES[-1]} {most} steps behind" if most else ""
+    legend = f"{_SHADES[0]} at the front{behind}; {marks}"
     return [*lines, legend, *_count(ranks)]
 
 

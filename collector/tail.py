@@ -101,7 +101,9 @@ def _show_remote(args: argparse.Namespace, selection: Selection, printer: _Print
 
 def _show(args: argparse.Namespace, history: History, printer: _Printer) -> None:
     wanted = args.lines if args.lines is not None or args.step is not None else _LINES
-    printer.print(history.last(wanted) if wanted is not None else history.all())
+    count = printer.print(history.last(wanted) if wanted is not None else history.all())
+    if not count and wanted != 0 and history.size and not args.follow:
+        _tell(history.selection.nothing())
     for note in history.notes():
         _tell(note)
 
@@ -154,10 +156,11 @@ class _Printer:
         if as_json is not None:
             self._text = functools.partial(_json_of, as_json)
 
-    def print(self, lines: Iterable[Line]) -> None:
-        for line in lines:
-            self._out.write(self._text(line))
+    def print(self, lines: Iterable[Line]) -> int:
+        """Print these; how many bytes they were."""
+        count = sum(self._out.write(self._text(line)) for line in lines)
         self._out.flush()
+        return count
 
 
 def _plain(line: Line) -> bytes:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rankd.collector.history
 from rankd.collector.following import Line, LineFilter, attempt_at, backwards, chunks_of, sampled_chunks, wanted_chunks
 from rankd.collector.history import History
 from rankd.collector.protocol.records import Comment, Record
@@ -161,6 +162,15 @@ def test_the_last_lines_are_the_end_of_all(
     with History(place, selection, records=True) as all_of_it, History(place, selection, records=True) as history:
         everything = list(all_of_it.all())
         assert list(history.last(count)) == everything[len(everything) - min(count, len(everything)) :]
+
+
+def test_many_last_lines_are_read_again_not_kept(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same lines come out where memory is given for a few of them only."""
+    raw = (output / MERGED_LOG).read_bytes().splitlines(keepends=True)
+    monkeypatch.setattr(rankd.collector.history, "_MOST_KEPT", 10)
+    for count in (5, 11, len(raw) - 1, len(raw), 10 * len(raw)):
+        with History(output, Selection()) as history:
+            assert [line.text for line in history.last(count)] == raw[-count:]
 
 
 @settings(max_examples=40)

@@ -67,7 +67,7 @@ def test_history_is_that_of_the_files(output: Path, selection: Selection, count:
             if count is None:
                 assert list(far.all()) == list(near.all())
             else:
-                assert far.last(count) == near.last(count)
+                assert list(far.last(count)) == list(near.last(count))
             assert far.size == near.size
     finally:
         direct.service.close()

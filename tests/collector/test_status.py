@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +21,15 @@ from rankd.collector.statusview import screen
 from ..support import PATIENCE, CollectorProcess, Peer, wait_for
 from .streams import Core, training
 
-ABOUT = {"pid": 7, "host": "node0", "records_per_second": 5.0, "backlog": 0, "refused": {}, "alive": True}
+ABOUT = {
+    "pid": 7,
+    "host": "node0",
+    "beat_interval": 1.0,
+    "records_per_second": 5.0,
+    "backlog": 0,
+    "refused": {},
+    "alive": True,
+}
 
 
 def status(ranks: int = 3, **beats: Beat) -> dict[str, Any]:
@@ -84,12 +94,94 @@ def test_a_thousand_ranks_are_a_map_with_the_worst_named() -> None:
     assert "1022 live" in text
 
 
+def test_ranks_of_whom_nothing_is_wrong_are_not_called_the_worst() -> None:
+    """A map of ranks that are all at the front names none; one that has been silent for long is named."""
+    found = status(8)
+    ranks = [{**found["ranks"][1], "rank": rank, "lag": 0} for rank in range(64)]
+    lines = screen({**found, "ranks": ranks}, 1e9)
+    assert "no rank is gone, behind, silent, not finite or dropping" in lines[-1]
+    assert "steps behind" not in "\n".join(lines)
+    ranks[40]["beat_age"] = 20.0
+    lines = screen({**found, "ranks": ranks}, 1e9)
+    assert lines[-3].startswith("the worst 1 of 1 that are gone")
+    assert lines[-1].split()[0] == "40"
+
+
+def test_a_narrow_terminal_has_fewer_columns() -> None:
+    """What is least needed goes first, so that no line is wrapped; rank, step, lag and drops stay."""
+    for width in (100, 80, 60):
+        lines = screen(status(8), 1e9, width)[3:]
+        assert max(map(len, lines)) <= width
+        assert {"rank", "state", "step", "lag", "loss", "beat", "dropped"} <= set(lines[0].split())
+    assert "cpu" not in lines[0]
+
+
+def test_before_anybody_came_and_after_the_end() -> None:
+    """No empty table, and no pace or expected end where there is none."""
+    found = {**status(), "seconds_per_step": 2.0, "expected_end": 1e9, "total_steps": 3}
+    assert "no rank has said hello yet" in screen({**found, "ranks": []}, 1e9)[-1]
+    head, about, *_ = screen({**found, "ended": True}, 1e9)
+    assert head.endswith(", ended")
+    assert "records/s" not in about
+    assert screen(found, 1e9)[0].endswith("2 s/step")  # all steps are done
+    assert "ends" in screen({**found, "total_steps": 4}, 1e9)[0]
+    gone = {**found, "collector": {**ABOUT, "alive": False}, "total_steps": 4}
+    assert "ends" not in screen(gone, 1e9)[0]
+
+
+def test_the_loss_is_the_same_metric_for_all_ranks() -> None:
+    """A rank in the middle of a step is not compared with the reduced loss of one at its end; a rank without
+    local_loss has what it has."""
+    latest = Latest()
+
+    def take(rank: int, attempt: int, micro_step: int | None, metric: str, value: float) -> float:
+        frame = Frame.scalar(metric, value)
+        latest.write([RankBlock(rank, Position(attempt, 1, micro_step), (frame,), time=1.0)])
+        return latest.losses[rank]
+
+    assert take(0, 1, None, "loss", 5.0) == 5.0
+    assert take(0, 1, 1, "local_loss", 1.0) == 1.0
+    assert take(0, 1, None, "device_loss", 2.0) == 1.0
+    assert take(0, 1, 2, "local_loss", 3.0) == 3.0
+    assert take(0, 2, None, "device_loss", 4.0) == 4.0
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+    """`rankd status --json | head -c 1` of many ranks: without a word, and not with status 0."""
+    (tmp_path / ".rankd").mkdir()
+    found = status(8)
+    found["ranks"] = [{**found["ranks"][1], "rank": rank} for rank in range(1024)]
+    (tmp_path / STATUS).write_text(json.dumps(found))
+    command = [sys.executable, "-m", "rankd.collector", "status", str(tmp_path), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(PATIENCE) == 128 + signal.SIGPIPE
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_any_host_name_whatever_the_encoding_is(tmp_path: Path) -> None:
+    """COMPLAINTS 28: what the terminal cannot show is escaped."""
+    (tmp_path / ".rankd").mkdir()
+    found = status(2)
+    found["ranks"][0]["host"] = "节点"
+    (tmp_path / STATUS).write_text(json.dumps(found))
+    command = [sys.executable, "-m", "rankd.collector", "status", str(tmp_path)]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE, env=environment)
+    assert rb"\u8282\u70b9" in done.stdout
+    assert done.stderr == b""
+
+
 def test_a_collector_that_is_gone_is_said() -> None:
     """A status that nobody renews says since when."""
     found = status()
     found["collector"] = {**ABOUT, "alive": False, "refused": {"protocol": 2}}
     lines = screen(found, 1e9 + 90)
-    assert "gone (last seen 90 s ago" in lines[1]
+    assert lines[1].startswith("collector: gone, and all below is as it was 90 s ago")
     assert lines[2] == "refused: 2 × protocol"
 
 
@@ -115,7 +207,7 @@ def test_of_a_real_run(tmp_path: Path) -> None:
     wait_for(seen)
     live = show(tmp_path / "out", "--json")
     found = json.loads(live.stdout)
-    assert (live.returncode, found["collector"]["alive"], found["ranks"][0]["loss"]) == (0, True, 2.0)
+    assert (live.returncode, found["collector"]["alive"], found["ranks"][0]["loss"]) == (0, True, 0.22)
     peer.say(Data(one.items[-1:]))
     collector.ends(0)
     peer.close()

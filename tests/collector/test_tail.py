@@ -132,7 +132,30 @@ def test_any_text_whatever_the_locale_is(output: Path) -> None:
     done = subprocess.run(
         command(output, *options), capture_output=True, timeout=PATIENCE, check=True, env={**os.environ, "LC_ALL": "C"}
     )
-    assert done.stdout.decode() == '[rank_2] { "local_norm": 层.权重:  11.250000 }\n'
+    assert done.stdout.decode().splitlines() == [
+        '[rank_2] { "step": 9, "micro_step": 2 }',
+        '[rank_2] { "local_norm": 层.权重:  11.250000 }',
+    ]
+
+
+def test_the_last_lines_of_a_metric_say_where_they_belong(output: Path) -> None:
+    """-n cuts within a block: then the header of the first line comes before it."""
+    lines = tail(output, "--rank", "1", "--metric", "loss,mine", "-n", "1").splitlines()
+    assert lines == ['[rank_1] { "step": 9 }', '[rank_1] { "mine": 0.5 }']
+    whole = tail(output, "--rank", "1", "--metric", "loss,mine", "-n", "3").splitlines()
+    assert whole[:1] + whole[2:] == lines
+    assert len(tail(output, "--rank", "1", "-n", "1").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [(("--metric", "los"), "; did you mean loss for los?"), (("--step", "99"), ""), (("--json", "--rank", "7"), "")],
+)
+def test_nothing_is_a_word_on_standard_error(output: Path, options: tuple[str, ...], hint: str) -> None:
+    """A selection that leaves nothing is said, with the metric that was probably meant."""
+    done = subprocess.run(command(output, *options), capture_output=True, timeout=PATIENCE, check=True, text=True)
+    assert done.stdout == ""
+    assert done.stderr == f"note: nothing that was recorded is what was asked for{hint}\n"
 
 
 def test_without_a_log_it_says_where_it_looked(tmp_path: Path) -> None:

@@ -14,10 +14,15 @@ import psutil
 import pytest
 import yaml
 
+from rankd.collector.config import OutputConfig, RankdConfig
+from rankd.collector.outputs import optional_sinks
 from rankd.collector.protocol.records import Comment, Record
 from rankd.collector.protocol.speclog import parse
+from rankd.collector.reading import read
+from rankd.collector.sinks.prometheus import PrometheusSink
 
-from .jobs import ROOT, end_all_in, environment, merged_lines_of, running_in, verify
+from . import reading
+from .jobs import ROOT, end_all_in, environment, merged_lines_of, running_in
 
 pytestmark = pytest.mark.mindspore
 
@@ -166,11 +171,40 @@ def test_the_collector_ended_by_itself_with_a_summary(run: Run) -> None:
     assert "WARNING" not in summary
 
 
-def test_the_files_prove_it(run: Run) -> None:
-    """`rankd verify` finds nothing."""
-    verified = verify(run.folder)
-    assert verified.returncode == 0, verified.stdout
-    assert verified.stdout.endswith(f"{run.folder}: verified\n")
+def test_every_reading_command(run: Run, tmp_path: Path) -> None:
+    """Each gives what was recorded, and `rankd verify` proves it."""
+    exact = list(read(run.folder))
+    records = [each for each in run.content if isinstance(each, Record)]
+    assert len(exact) == len(records) > 0
+    reading.check_tail(run.folder, exact)
+    reading.check_status(run.folder, exact, RANKS)
+    reading.check_read(run.folder, exact)
+    reading.check_exports(run.folder, exact, tmp_path)
+    reading.check_parse(run.folder, exact)
+    reading.check_verify_and_rebuild(run.folder, exact, RANKS, tmp_path)
+    reading.check_asking(run.folder)
+
+
+def test_every_output(run: Run, tmp_path: Path) -> None:
+    """The outputs, given what the collector has released: all records in the files, a point a step, latest values."""
+    outputs = (OutputConfig("jsonl"), OutputConfig("csv"), OutputConfig("tensorboard"))
+    for sink in optional_sinks(RankdConfig(output=tmp_path, outputs=outputs), lambda _: "node"):
+        sink.write(reading.release(run.folder))
+        sink.close()
+    rows = [reading.row_of(record) for record in read(run.folder)]
+    assert list(reading.jsonl_rows(tmp_path / "records.jsonl")) == rows
+    assert list(reading.csv_rows(tmp_path / "records.csv")) == rows
+    events = reading.event_values(tmp_path / "tensorboard" / "attempt_1")
+    reduced = {step: value for (step, _), value in run.values("device_loss", 0).items()}
+    assert events["device_loss/rank_0"] == pytest.approx(reduced, rel=1e-6)
+    assert events["device_norm/embedding"] == dict.fromkeys(range(1, STEPS + 1), RANKS)
+    prometheus = PrometheusSink("127.0.0.1:0", lambda _: "node")
+    prometheus.write(reading.release(run.folder))
+    latest, _, beyond = prometheus.snapshot()
+    prometheus.close()
+    assert beyond == 0
+    assert latest["device_loss"] == dict.fromkeys(range(RANKS), reduced[STEPS])
+    assert latest["step"] == dict.fromkeys(range(RANKS), STEPS)
 
 
 def test_nothing_still_runs(run: Run) -> None:
