@@ -121,6 +121,11 @@ def _send(
 # -- the agent's start ------------------------------------------------------------------------------------------------
 
 
+# Directories that an agent of this process is sweeping; the lock protects the set.
+_swept_now: set[Path] = set()
+_lock = threading.Lock()
+
+
 class Leftovers:
     """What dead processes of this run have left on this node, delivered in the background while training runs.
 
@@ -174,10 +179,24 @@ class Leftovers:
             while held and time.monotonic() < grace_over and not self._stop.wait(_AGAIN):
                 held = self._deliver(held)
             if not self._stop.wait(max(0.0, grace_over - time.monotonic())):
-                remove_unfinished(self._directory)
-                self._deliver(find_spools(self._directory))
+                self._sweep()
         except Exception:
             log.exception("what earlier processes left in %s was not delivered; training goes on", self._directory)
+
+    def _sweep(self) -> None:
+        """Also what other ranks have left; unless another agent of this process is at it: a thousand of them, each
+        opening the files of all, would leave the interpreter no time for anything else.
+        """
+        with _lock:
+            if self._directory in _swept_now:
+                return
+            _swept_now.add(self._directory)
+        try:
+            remove_unfinished(self._directory)
+            self._deliver(find_spools(self._directory))
+        finally:
+            with _lock:
+                _swept_now.discard(self._directory)
 
     def _deliver(self, paths: Iterable[Path]) -> list[Path]:
         """Those that somebody else holds."""

@@ -176,7 +176,7 @@ def _map(ranks: Sequence[dict[str, Any]]) -> list[str]:
     cells = [_cell(each, most) for each in ranks]
     lines = [f"{row:6}  {''.join(cells[row : row + _MAP_WIDTH])}" for row in range(0, len(cells), _MAP_WIDTH)]
     marks = "L lost, H held out, F failed, ? not heard, N not finite"
-    behind = f" … {_SHADES[-1]} {most} steps behind" if most else ""
+    behind = f" … {_SHADES[-1]} {most} step{'s' if most > 1 else ''} behind" if most else ""
     legend = f"{_SHADES[0]} at the front{behind}; {marks}"
     return [*lines, legend, *_count(ranks)]
 
