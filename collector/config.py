@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from .protocol.errors import RecordError
 from .protocol.ranges import parse_ranks
+from .protocol.records import KNOWN_METRICS
 from .settings import (
     KIB,
     MIB,
@@ -24,18 +25,20 @@ from .settings import (
     Settings,
     byte_size,
     choice,
+    error_of,
     file_path,
     flag,
     integer,
     list_of,
     misfit,
+    number,
     optional,
     seconds,
     setting,
     subsection,
 )
 
-__all__ = ["JournalConfig", "LogsConfig", "OutputConfig", "RankdConfig", "SpoolConfig", "output_of"]
+__all__ = ["AlertConfig", "JournalConfig", "LogsConfig", "OutputConfig", "RankdConfig", "SpoolConfig", "output_of"]
 
 # One micro-step of a few hundred parameters takes some 10 kB; a smaller spool would drop even that.
 _MIN_SPOOL = 64 * KIB
@@ -45,6 +48,9 @@ _MIN_SEGMENT = 4 * KIB
 _MIN_PART = 64 * KIB
 _MIN_SPAN = 60
 _MAX_PERIOD = 3_650 * 86_400
+
+# Some hundred values say what is usual; each costs 16 bytes a rank, and looking at one takes longer the more there are.
+_WINDOW, _MAX_WINDOW = 100, 10_000
 
 _ENDPOINT = 'null, or text "tcp://HOST:PORT" (PORT 1 to 65535, or * for any free one; an IPv6 HOST in brackets)'
 _LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -261,6 +267,53 @@ class OutputConfig(Settings):
             yield Misfit("listen", f'found {self.listen!r}, allowed: text "HOST:PORT", PORT 0 to 65535')
 
 
+def _metric() -> Kind[str]:
+    """The name of a metric that rankd itself measures; it must be given."""
+    known = choice(*KNOWN_METRICS)
+
+    def read(value: object) -> str:
+        if value == "":
+            raise error_of([Misfit("", f"the key is missing, allowed: {known.allowed}")])
+        return known.read(value)
+
+    return Kind(known.allowed, read)
+
+
+@dataclass(frozen=True, slots=True)
+class AlertConfig(Settings):
+    """One of `rankd.alerts`: a line that a metric must not cross; exactly one of `above`, `below` and `times`.
+
+    Of a metric with a value for each name the largest counts (for `below` the smallest). nan and inf cross no line, and
+    do not count as usual either: `monitor_config.nan_check` is for those.
+
+    Attributes:
+        metric: what is looked at; one that rankd itself measures.
+        above: an anomaly is a value larger than this.
+        below: an anomaly is a value smaller than this.
+        times: an anomaly is a value larger than this many times the median of this rank's last `window` finite values,
+            from when there are so many, and while that median is above zero.
+        window: how many values say what is usual.
+    """
+
+    dotted: ClassVar[str] = "rankd.alerts"
+
+    metric: str = setting(_metric(), "")
+    above: float | None = setting(optional(number()), None)
+    below: float | None = setting(optional(number()), None)
+    times: float | None = setting(optional(number(above=1)), None)
+    window: int = setting(integer(1, _MAX_WINDOW), _WINDOW)
+
+    def conflicts(self) -> Iterator[Misfit]:
+        """One line each, so that it is clear which one was crossed."""
+        lines = {name: getattr(self, name) for name in ("above", "below", "times")}
+        given = [name for name, line in lines.items() if line is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            yield Misfit("", f"found {found}, allowed: exactly one of above, below and times; write an alert for each")
+        if self.times is None and self.window != _WINDOW:
+            yield Misfit("window", f"found {self.window}, allowed: with `times` only, which looks at a window")
+
+
 @dataclass(frozen=True, slots=True)
 class RankdConfig(Settings):
     """The `rankd:` section: where the logs go, and how agents and collector treat each other.
@@ -284,6 +337,9 @@ class RankdConfig(Settings):
         journal: see JournalConfig.
         logs: rotation of the text logs; see LogsConfig.
         outputs: where records go besides the text logs; see OutputConfig.
+        alerts: what is told as an anomaly, besides nan and inf; see AlertConfig.
+        on_anomaly: what else becomes of an anomaly: `log`, nothing; `stop`, `AnomalyError` is raised into the training
+            loop once all is recorded.
     """
 
     dotted: ClassVar[str] = "rankd"
@@ -302,6 +358,8 @@ class RankdConfig(Settings):
     journal: JournalConfig = setting(subsection(JournalConfig), JournalConfig())
     logs: LogsConfig = setting(subsection(LogsConfig), LogsConfig())
     outputs: tuple[OutputConfig, ...] = setting(list_of(subsection(OutputConfig)), ())
+    alerts: tuple[AlertConfig, ...] = setting(list_of(subsection(AlertConfig)), ())
+    on_anomaly: str = setting(choice("log", "stop"), "log")
 
     def conflicts(self) -> Iterator[Misfit]:
         """A rank must be able to miss a beat without being given up or held out."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rankd.collector import cli
 from rankd.collector.cli import main
+from rankd.collector.history import History
 from rankd.collector.parsing import records_of_log
 from rankd.collector.protocol.records import Comment
 from rankd.collector.run import Released
@@ -24,7 +25,6 @@ from rankd.collector.sinks.merged_index import MERGED_INDEX
 from rankd.collector.sinks.parts import layout_of, part_path, parts_of
 from rankd.collector.sinks.retention import Retention, Rotation
 from rankd.collector.sinks.speclog import MERGED_LOG, rank_log
-from rankd.collector.tail import History
 from rankd.collector.verify import Verification
 
 from ..support import whole_log
@@ -140,7 +140,7 @@ def test_compressed_parts_that_are_not_needed_are_not_touched(tmp_path: Path, mo
         return text_of(self, number)
 
     monkeypatch.setattr(gzipped.GzipReader, "_text", counted)
-    monkeypatch.setattr("rankd.collector.tail._LINE_LOOK", 200)
+    monkeypatch.setattr("rankd.collector.history._LINE_LOOK", 200)
     for selection, count in ((Selection(frozenset({2})), 20), (Selection(steps=(77, 77)), None)):
         taken.clear()
         with History(tmp_path, selection) as history:
