@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import (
+    SOON,
     YAML,
     CollectorProcess,
     comments,
@@ -243,7 +244,7 @@ def test_one_of_four_raises_and_the_others_are_killed(tmp_path: Path) -> None:
     with Agent.from_yaml("train.yaml", model=Model()) as a:
         train(a, steps=9, before_micro_step=stop)
     """
-    collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
+    collector = CollectorProcess(tmp_path / "out", lost_after=600.0, linger=SOON)
     processes = [script(tmp_path, body, yaml=SETTINGS, RANKD_RANK=str(r), RANKD_WORLD_SIZE="4") for r in range(4)]
     failed = processes.pop(2)
     for process in processes:
@@ -265,7 +266,7 @@ def test_one_of_four_raises_and_the_others_are_killed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_everything_is_killed_and_the_collector_is_started_again(tmp_path: Path) -> None:
     """SIGKILL of the ranks and of the collector: the next collector fetches what lies on its host, and ends."""
-    collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
+    collector = CollectorProcess(tmp_path / "out", lost_after=600.0, linger=SOON)
     ranks = [
         script(tmp_path, ENDLESS.replace("FIRST", "1"), yaml=SETTINGS, RANKD_RANK=str(r), RANKD_WORLD_SIZE="3")
         for r in range(2)
