@@ -58,11 +58,19 @@ def up_to(last: tuple[int, int], first: int = 1) -> list[tuple[int, int]]:
     return [(s, m) for s in range(first, last[0] + 1) for m in range(1, 5) if (s, m) <= last]
 
 
+def spools_of(process: subprocess.Popen[str]) -> Iterator[Path]:
+    """The spool files below the directory in which this training runs."""
+    return Path(f"/proc/{process.pid}/cwd").resolve().rglob("*.spool")
+
+
 def killed(process: subprocess.Popen[str], after: str) -> tuple[int, int]:
     """Kill a training once it has said `after`; the last micro-step that it said."""
     read_until(process, after)
+    # There is none where the disk had no room just then; what is lost then is no wonder.
+    has_spool = any(f".{process.pid}." in path.name for path in spools_of(process))
     process.kill()
     said = [after, *rest(process).splitlines()]
+    assert has_spool, "this process kept what it recorded in memory"
     step, micro_step = said[-1].split()
     return int(step), int(micro_step)
 
