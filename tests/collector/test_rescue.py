@@ -121,6 +121,7 @@ def test_a_spool_that_nobody_claims_is_given_time_to_say_hello(watch: Watch) -> 
     spool.close(delivered=True)
 
 
+@pytest.mark.slow
 def test_what_somebody_else_delivers_is_waited_for_at_the_end(watch: Watch) -> None:
     """They may fail: it is tried again each second; and once they have let go, it is delivered before the end."""
     spool, outbox, _ = watch.spool()
@@ -139,6 +140,7 @@ def test_what_somebody_else_delivers_is_waited_for_at_the_end(watch: Watch) -> N
     assert (watch.rescue.left(), spool.path.exists()) == ([], False)
 
 
+@pytest.mark.slow
 def test_what_nobody_lets_go_of_is_left_and_named(watch: Watch) -> None:
     """The end is put off for some seconds, not for ever."""
     spool, _, _ = watch.spool()
@@ -152,6 +154,7 @@ def test_what_nobody_lets_go_of_is_left_and_named(watch: Watch) -> None:
     spool.close(delivered=True)
 
 
+@pytest.mark.slow
 def test_what_an_older_process_left_elsewhere_is_found(watch: Watch) -> None:
     """Another process has its rank, and the collector looks for temporary files in another directory than both."""
     older, outbox, hello = watch.spool(there=True)
@@ -165,6 +168,7 @@ def test_what_an_older_process_left_elsewhere_is_found(watch: Watch) -> None:
     assert not older.path.exists()
 
 
+@pytest.mark.slow
 def test_a_delivery_does_not_outlive_the_collector(tmp_path: Path) -> None:
     """Killed itself, it cannot end it; left alone, that would hold the lock, and nobody else could deliver."""
     path = tmp_path / "rank_0.spool"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import (
+    SOON,
     YAML,
     CollectorProcess,
     comments,
@@ -57,11 +58,19 @@ def up_to(last: tuple[int, int], first: int = 1) -> list[tuple[int, int]]:
     return [(s, m) for s in range(first, last[0] + 1) for m in range(1, 5) if (s, m) <= last]
 
 
+def spools_of(process: subprocess.Popen[str]) -> Iterator[Path]:
+    """The spool files below the directory in which this training runs."""
+    return Path(f"/proc/{process.pid}/cwd").resolve().rglob("*.spool")
+
+
 def killed(process: subprocess.Popen[str], after: str) -> tuple[int, int]:
     """Kill a training once it has said `after`; the last micro-step that it said."""
     read_until(process, after)
+    # There is none where the disk had no room just then; what is lost then is no wonder.
+    has_spool = any(f".{process.pid}." in path.name for path in spools_of(process))
     process.kill()
     said = [after, *rest(process).splitlines()]
+    assert has_spool, "this process kept what it recorded in memory"
     step, micro_step = said[-1].split()
     return int(step), int(micro_step)
 
@@ -243,7 +252,7 @@ def test_one_of_four_raises_and_the_others_are_killed(tmp_path: Path) -> None:
     with Agent.from_yaml("train.yaml", model=Model()) as a:
         train(a, steps=9, before_micro_step=stop)
     """
-    collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
+    collector = CollectorProcess(tmp_path / "out", lost_after=600.0, linger=SOON)
     processes = [script(tmp_path, body, yaml=SETTINGS, RANKD_RANK=str(r), RANKD_WORLD_SIZE="4") for r in range(4)]
     failed = processes.pop(2)
     for process in processes:
@@ -265,7 +274,7 @@ def test_one_of_four_raises_and_the_others_are_killed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_everything_is_killed_and_the_collector_is_started_again(tmp_path: Path) -> None:
     """SIGKILL of the ranks and of the collector: the next collector fetches what lies on its host, and ends."""
-    collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
+    collector = CollectorProcess(tmp_path / "out", lost_after=600.0, linger=SOON)
     ranks = [
         script(tmp_path, ENDLESS.replace("FIRST", "1"), yaml=SETTINGS, RANKD_RANK=str(r), RANKD_WORLD_SIZE="3")
         for r in range(2)
