@@ -20,11 +20,12 @@ import pytest
 import zmq
 from tests.support import free_port
 
-from rankd.agent.discovery import CONNECTION_FILE, Endpoint, EndpointFinder
+from rankd.agent.discovery import Endpoint, EndpointFinder
 from rankd.agent.link import LinkState, Timing
 from rankd.agent.outbox import MemoryStore, Outbox
 from rankd.agent.sender import DealerSocket, Sender
 from rankd.agent.spool import Spool
+from rankd.collector.protocol.connection import CONNECTION_FILE
 from rankd.collector.protocol.keys import RunKey
 from rankd.collector.protocol.wire import (
     Ack,
@@ -222,7 +223,7 @@ def test_a_put_wakes_the_sender(collector: Collector, agents: Callable[..., Agen
     start = time.monotonic()
     agent.put("a")
     collector.serve(lambda: bool(collector.journal))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < PATIENCE
 
 
 def test_beats_carry_position_and_host(collector: Collector, agents: Callable[..., Agent]) -> None:
@@ -250,6 +251,23 @@ def test_a_thousand_items_then_close_at_once(collector: Collector, agents: Calla
     assert left == [0]
     assert collector.texts == [str(i) for i in range(1_000)]
     assert isinstance(collector.journal[-1], Goodbye)
+
+
+def test_settling_waits_for_the_acknowledgements_and_no_longer(
+    collector: Collector, agents: Callable[..., Agent]
+) -> None:
+    """All that was put is acknowledged when it returns, or the time is over; then the sender goes on."""
+    agent = agents(collector.endpoint)
+    agent.put("a", "b")
+    agent.sender.settle(0.05)
+    assert agent.outbox.held_items == 2
+    thread = threading.Thread(target=agent.sender.settle, args=(PATIENCE,))
+    thread.start()
+    collector.serve(lambda: not thread.is_alive())
+    assert agent.outbox.held_items == 0
+    agent.put("c")
+    collector.serve(lambda: agent.outbox.held_items == 0)
+    assert collector.texts == ["a", "b", "c"]
 
 
 def test_restart_on_another_port(tmp_path: Path, agents: Callable[..., Agent]) -> None:
@@ -369,7 +387,7 @@ def test_refused_for_good(collector: Collector, agents: Callable[..., Agent], ca
     agent.put("b")
     start = time.monotonic()
     assert agent.sender.close(PATIENCE) == 2
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < PATIENCE
     assert [r.levelname for r in caplog.records if "another run" in r.message] == ["WARNING"]
     assert collector.receive(0.05) is None
 
@@ -397,7 +415,7 @@ def test_nobody_listens(agents: Callable[..., Agent], caplog: pytest.LogCaptureF
     eventually(lambda: any("no collector" in r.message for r in caplog.records))
     start = time.monotonic()
     assert agent.sender.close(0.5) == 1
-    assert 0.4 < time.monotonic() - start < 1.5
+    assert 0.4 < time.monotonic() - start < PATIENCE
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert "the test" in warnings[0].message
@@ -420,7 +438,7 @@ def test_no_endpoint_or_an_impossible_one(agents: Callable[..., Agent], endpoint
     agent.put("a")
     start = time.monotonic()
     assert agent.sender.close(0.1) == 1
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < PATIENCE
 
 
 def test_ipv6(agents: Callable[..., Agent]) -> None:
@@ -475,7 +493,7 @@ def test_fork(collector: Collector, tmp_path: Path) -> None:
             outbox.finish("child", 0.0)
             left = sender.close(PATIENCE)
             outbox.close()
-            code = 0 if refused and left == 0 and not sender.alive and time.monotonic() - start < 1 else 2
+            code = 0 if refused and left == 0 and not sender.alive and time.monotonic() - start < PATIENCE else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -515,11 +533,10 @@ if "fork" in sys.argv:
 def test_process_exits_in_bounded_time(collector: Collector, how: str) -> None:
     """A process whose collector never answers ends soon, closed or not, and so does its forked child; no complaint."""
     command = [sys.executable, "-W", "error", "-c", SCRIPT, collector.endpoint, how]
-    start = time.monotonic()
-    done = subprocess.run(command, capture_output=True, timeout=30, check=False, text=True)
+    # What could hang hangs for ever; starting Python twice on a busy machine may take some seconds.
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == {"close": "1", "exit": "", "fork": "0"}[how]
-    assert time.monotonic() - start < 10
 
 
 def test_a_killed_rank_started_again_is_heard(collector: Collector, agents: Callable[..., Agent]) -> None:
