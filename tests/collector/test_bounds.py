@@ -25,9 +25,9 @@ MOST_SESSIONS, MAX_SESSIONS, MAX_ATTEMPTS, MAX_HELD, MAX_TABLES = 4, 10, 3, 30, 
 LOWERED = f"""
 import sys
 from rankd.collector import connections, intake, run
-from rankd.collector.protocol import wire
+from rankd.collector.protocol import tables
 connections.MOST_SESSIONS, intake.MAX_SESSIONS, intake.MAX_ATTEMPTS = {MOST_SESSIONS}, {MAX_SESSIONS}, {MAX_ATTEMPTS}
-run.MAX_HELD_ITEMS, wire.MAX_TABLES = {MAX_HELD}, {MAX_TABLES}
+run.MAX_HELD_ITEMS, tables.MAX_TABLES = {MAX_HELD}, {MAX_TABLES}
 from rankd.collector.cli import main
 sys.exit(main())
 """
