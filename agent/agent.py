@@ -30,6 +30,7 @@ from ..collector.protocol.wire import Block, Note, Table, encode_item
 from ..profiler_ctl.plan import Window
 from ..profiler_ctl.session import ProfilerOptions, ProfilerSession
 from .about import facts
+from .commands import Commands
 from .config import AgentConfig
 from .discovery import EndpointFinder
 from .identity import Identity, framework_identity, introduction, is_helper, resolve
@@ -37,10 +38,11 @@ from .launch import start_collector
 from .link import LinkState
 from .losses import read_scalar
 from .monitor import Measured, MicroBatch, Pending, StepEnd
-from .monitors import build_monitors
+from .monitors import build_monitors, sampling_of
 from .nodes import job_of, known_as
 from .outbox import Outbox
 from .recover import Leftovers
+from .resampling import SAMPLE, Resampling
 from .sender import Sender
 from .spools import ABOUT_SPOOL, open_store, tidy, what_is_left
 
@@ -134,7 +136,9 @@ class Agent:
         self.identity = self._identify(rank, world_size)
         # Also where nothing will be recorded, so that a wrong set-up fails on every rank alike.
         who = self.identity.rank if self.identity is not None else 0
-        self._monitors = build_monitors(config, model, who, total_steps, micro_steps, self._trouble)
+        sampling = sampling_of(config)
+        self._resampling = Resampling(sampling, lambda: self._step)
+        self._monitors = build_monitors(config, model, who, total_steps, micro_steps, sampling, self._trouble)
         self._outbox: Outbox | None = None
         self._sender: Sender | None = None
         self._leftovers: Leftovers | None = None
@@ -392,7 +396,9 @@ class Agent:
         self._outbox = Outbox(store)
         find = self._leftovers.find_endpoint
         where = lambda: (self._step, self._micro_step)  # noqa: E731
-        self._sender = Sender(self._outbox, hello, find, where=finder.where, position=where)
+        commands = Commands(hello.session, finder.key)
+        commands.on(SAMPLE, self._resampling)
+        self._sender = Sender(self._outbox, hello, find, where=finder.where, position=where, obey=commands.obey)
         self._sender.start()
         self._leftovers.start()
         self._plan_profile(who)

@@ -7,75 +7,31 @@ be stale; then nobody answers there, and it is asked for again.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..collector.protocol.checks import printable
+from ..collector.protocol.connection import CONNECTION_FILE, Connection, key_in, key_of, read_connection
 from ..collector.protocol.endpoints import PORTS, is_loopback_endpoint, join_endpoint
 from ..collector.protocol.errors import ConfigError
 from ..collector.protocol.keys import KEY_VARIABLE, RunKey
 from .nodes import SCHEDULER_HOST, scheduler_host
 
 __all__ = [
-    "CONNECTION_FILE",
-    "CONNECTION_VERSION",
     "ENDPOINT_VARIABLE",
-    "Connection",
     "Endpoint",
     "EndpointFinder",
-    "read_connection",
 ]
 
 log = logging.getLogger("rankd.agent")
 
-CONNECTION_FILE = Path(".rankd") / "connection.json"
-CONNECTION_VERSION = 1
 ENDPOINT_VARIABLE = "RANKD_ENDPOINT"
-# A handful of short fields; anything larger is not a connection file.
-_MAX_CONNECTION_BYTES = 65_536
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 _NOWHERE = frozenset({"*", "0.0.0.0", "[::]"})  # noqa: S104 - addresses to bind to, refused here
 _GIVE_KEY = f"set {KEY_VARIABLE} to the same on all nodes, or give them one output directory"
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """What a collector says about itself in its connection file.
-
-    Attributes:
-        endpoint: where it listens, as ZeroMQ writes it.
-        run: the id of the run that it serves.
-        pid, host: its process, for messages only.
-        key: the run's key; None: it listens on loopback only.
-    """
-
-    endpoint: str
-    run: str
-    pid: int
-    host: str
-    key: str | None = field(default=None, repr=False)
-
-
-def read_connection(path: Path) -> Connection | None:
-    """The content of a connection file; None where there is none, or it is malformed or half-written."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_CONNECTION_BYTES + 1)
-        fields = json.loads(raw) if len(raw) <= _MAX_CONNECTION_BYTES else None
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(fields, dict) or fields.get("version") != CONNECTION_VERSION:
-        return None
-    match fields:
-        case {"endpoint": str(endpoint), "run": str(run), "pid": int(pid), "host": str(host)} if endpoint:
-            key = fields.get("key")
-            return Connection(endpoint, run, pid, host, key if isinstance(key, str) else None)
-    return None
 
 
 class Endpoint(str):
@@ -112,6 +68,7 @@ class EndpointFinder:
 
     def __init__(self, explicit: str | None, environment: Mapping[str, str], output: Path | None) -> None:
         self._fixed: str | None = None
+        self._output = output
         self._file: Path | None = None if output is None else output / CONNECTION_FILE
         self._key = RunKey.from_environment(environment)
         self._scheduler = scheduler_host(environment)
@@ -142,9 +99,15 @@ class EndpointFinder:
         self._turn += 1
         return places[(self._turn - 1) % len(places)]
 
+    def key(self) -> RunKey | None:
+        """The run's key as this process knows it at the moment; None: it does not."""
+        if self._key is not None or self._output is None or self._file is None:
+            return self._key
+        return key_of(read_connection(self._file)) or key_in(self._output)
+
     def _known(self, endpoint: str, connection: Connection | None) -> list[Endpoint]:
         """The endpoint that was given. The key may be in the output directory, where that is shared."""
-        key = self._key or _key_of(connection)
+        key = self._key or key_of(connection)
         if key is None and not is_loopback_endpoint(endpoint):
             self._warn(f"{endpoint} is on another machine, and no key of the run is known: {_GIVE_KEY}")
             return []
@@ -154,7 +117,7 @@ class EndpointFinder:
         """What the connection file says, where one can connect to that from here."""
         if connection is None:
             return []
-        key, local = _key_of(connection), is_loopback_endpoint(connection.endpoint)
+        key, local = key_of(connection), is_loopback_endpoint(connection.endpoint)
         if local and connection.host != socket.gethostname():
             self._warn(
                 f"the collector on {connection.host} listens there for its own machine only ({connection.endpoint}); "
@@ -185,15 +148,6 @@ class EndpointFinder:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s", printable(text, line=True))
-
-
-def _key_of(connection: Connection | None) -> RunKey | None:
-    if connection is None or connection.key is None:
-        return None
-    try:
-        return RunKey(connection.key, "the connection file")
-    except ConfigError:
-        return None
 
 
 def _checked(what: str, endpoint: str) -> str:

@@ -22,13 +22,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..collector.protocol.wire import Ack, Message, Refused, Welcome, Who
+from ..collector.protocol.wire import Ack, Command, Message, Refused, Welcome, Who
 
 __all__ = [
     "Acknowledged",
     "Action",
     "Link",
     "LinkState",
+    "Obey",
     "Open",
     "Rewind",
     "SayBeat",
@@ -121,6 +122,13 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class Obey:
+    """Do what the collector says, and report."""
+
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
 class Warn:
     """Log a warning."""
 
@@ -134,7 +142,7 @@ class Tell:
     text: str
 
 
-Action: TypeAlias = Seek | Open | Shut | SayHello | SayBeat | Rewind | Acknowledged | Warn | Tell
+Action: TypeAlias = Seek | Open | Shut | SayHello | SayBeat | Rewind | Acknowledged | Obey | Warn | Tell
 
 
 class Link:
@@ -298,6 +306,10 @@ class Link:
         self._unanswered_since = now
         return [Acknowledged(message.seq)]
 
+    def _on_command(self, message: Message, _: float) -> list[Action]:
+        assert isinstance(message, Command)
+        return [Obey(message)]
+
     def _on_who(self, message: Message, now: float) -> list[Action]:
         assert isinstance(message, Who)
         return [self._greet(now)]
@@ -330,6 +342,7 @@ _ON_MESSAGE: dict[tuple[LinkState, type], Callable[[Link, Message, float], list[
     (LinkState.WAITING, Ack): Link._on_ack,
     (LinkState.WAITING, Refused): Link._on_refused,
     (LinkState.JOINED, Ack): Link._on_ack,
+    (LinkState.JOINED, Command): Link._on_command,
     (LinkState.JOINED, Who): Link._on_who,
     (LinkState.JOINED, Welcome): Link._on_welcome,
     (LinkState.JOINED, Refused): Link._on_refused,

@@ -18,7 +18,7 @@ from .sampled import Console, Expectations, Sampled
 from .sampling import Sampling
 from .summary import StepSummary
 
-__all__ = ["build_monitors"]
+__all__ = ["build_monitors", "sampling_of"]
 
 log = logging.getLogger("rankd.agent")
 
@@ -31,6 +31,7 @@ def build_monitors(
     rank: int,
     total_steps: int | None,
     micro_steps: int | None,
+    sampling: Sampling,
     trouble: _Trouble,
 ) -> Monitors:
     """The monitors of one rank.
@@ -42,26 +43,35 @@ def build_monitors(
         model: a cell or a list of them; None where none was given.
         rank, total_steps: for the console.
         micro_steps: micro-steps a step, for `iter` after a resume.
+        sampling: which steps, see `sampling_of`.
         trouble: takes the errors of the monitors.
 
     Raises:
         ConfigError: something is asked for that needs the model, and there is none.
     """
-    sampled = _sampled(config, model, rank, total_steps, trouble)
+    sampled = _sampled(config, model, rank, total_steps, sampling, trouble)
     found = (sampled, _moe(config, model, micro_steps), _max_logits(config, model))
     return Monitors([monitor for monitor in found if monitor is not None], trouble)
 
 
-def _sampled(config: AgentConfig, model: object, rank: int, total_steps: int | None, trouble: _Trouble) -> Monitor:
+def sampling_of(config: AgentConfig) -> Sampling:
+    """Which steps are computed, written and printed, as configured."""
+    older = config.monitor_config
+    return Sampling(older.rates, watched=older.nan_check or older.exception_dump)
+
+
+def _sampled(
+    config: AgentConfig, model: object, rank: int, total_steps: int | None, sampling: Sampling, trouble: _Trouble
+) -> Monitor:
     older, device_loss = config.monitor_config, config.monitor.train_state.device_loss
     losses = LossMonitor(config.local_loss, device_loss) if config.local_loss or device_loss else None
     norms = _norms(config, model)
     inner = [m for m in (losses, norms, StepSummary(global_loss=older.global_loss)) if m is not None]
     return Sampled(
         Monitors(inner, trouble),
-        Sampling(older.rates, watched=older.nan_check or older.exception_dump),
+        sampling,
         check=NanCheck(older.warmup_steps) if older.nan_check else None,
-        console=None if older.print_interval is None else Console(rank, total_steps),
+        console=Console(rank, total_steps),
         keep=older.exception_dump,
         expected=Expectations(_expected(config, norms)),
     )

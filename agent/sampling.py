@@ -13,6 +13,9 @@ from ..collector.protocol.checks import check_int
 
 __all__ = ["Due", "Rates", "Sampling"]
 
+# Each is told at most some steps before it begins.
+_KEPT_OVERRIDES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -68,24 +71,32 @@ class Sampling:
     def __init__(self, rates: Rates | None = None, *, watched: bool = False) -> None:
         self._rates = rates or Rates()
         self._watched = watched
-        self._override: tuple[Rates, int, int | None] | None = None
+        # Rates with their first and last step, by their first step.
+        self._overrides: tuple[tuple[Rates, int, int | None], ...] = ()
+
+    @property
+    def configured(self) -> Rates:
+        """What the configuration says."""
+        return self._rates
 
     def override(self, rates: Rates, first: int, last: int | None = None) -> None:
         """Other rates for the steps `first` to `last`, both included (None: from `first` on); the newest call holds.
 
-        Ranks that are told before their step `first` change at the same step, and back.
+        What was said before goes on holding for the steps before `first`. Ranks that are told before their step `first`
+        change at the same step, and back. May be called by another thread than asks.
         """
         check_int("first", first, 1)
         if last is not None:
             check_int("last", last, first)
-        self._override = (rates, first, last)
+        # Those that begin earlier still hold until then; the others are replaced.
+        earlier = [each for each in self._overrides if each[1] < first]
+        self._overrides = (*earlier[-_KEPT_OVERRIDES:], (rates, first, last))
 
     def rates(self, step: int) -> Rates:
         """The rates that hold for this step."""
-        if self._override is not None:
-            rates, first, last = self._override
-            if step >= first and (last is None or step <= last):
-                return rates
+        newest = next((each for each in reversed(self._overrides) if step >= each[1]), None)
+        if newest is not None and (newest[2] is None or step <= newest[2]):
+            return newest[0]
         return self._rates
 
     def due(self, step: int) -> Due:

@@ -17,7 +17,8 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import zmq
@@ -28,14 +29,31 @@ from ..collector.protocol.errors import ProtocolError
 from ..collector.protocol.wire import (
     MAX_MESSAGE_BYTES,
     Beat,
+    Command,
     Data,
     Hello,
+    Report,
     decode_message,
     encode_message,
 )
 from .discovery import Endpoint
 from .host import HostFigures
-from .link import Acknowledged, Action, Link, LinkState, Open, Rewind, SayBeat, SayHello, Seek, Shut, Tell, Timing, Warn
+from .link import (
+    Acknowledged,
+    Action,
+    Link,
+    LinkState,
+    Obey,
+    Open,
+    Rewind,
+    SayBeat,
+    SayHello,
+    Seek,
+    Shut,
+    Tell,
+    Timing,
+    Warn,
+)
 from .outbox import Outbox
 
 __all__ = ["SEND_SPACING", "DealerSocket", "Sender"]
@@ -54,8 +72,12 @@ _HEARTBEAT_INTERVAL, _HEARTBEAT_TIMEOUT = 3_000, 10_000
 _RECONNECT_FIRST, _RECONNECT_MOST = 100, 2_000
 # Nothing is ever due (refused for good): still a number that poll takes, in seconds.
 _LONGEST_SLEEP = 3_600.0
+# They are small and rare; a collector that is not there gets the newest.
+_MOST_REPORTS = 256
 # Taken off the socket before time and outbox are looked at again.
 _MOST_RECEIVED_AT_ONCE = 1_000
+
+_LOUDNESS = {Warn: logging.WARNING, Tell: logging.INFO}
 
 _BROKEN = {
     int(zmq.EVENT_DISCONNECTED): "the connection broke",
@@ -195,6 +217,7 @@ class Sender:
             silent, on the sender's thread.
         where: what `find_endpoint` looks at, for messages.
         position: the (step, micro_step) that training is at, for the beats; any thread may call it.
+        obey: does what a command says, on the sender's thread; what it returns is told to the collector.
         timing: how long is long.
         prepare: called with each fresh socket before it connects (sets CURVE keys).
 
@@ -209,6 +232,7 @@ class Sender:
         *,
         where: str,
         position: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        obey: Callable[[Command], Sequence[Report]] = lambda _: (),
         timing: Timing | None = None,
         prepare: Callable[[DealerSocket], None] | None = None,
     ) -> None:
@@ -216,6 +240,9 @@ class Sender:
         self._hello = hello
         self._find_endpoint = find_endpoint
         self._position = position
+        self._obey = obey
+        # What else to tell the collector; said in this order as soon as there is one.
+        self._reports: deque[Report] = deque(maxlen=_MOST_REPORTS)
         self._host = HostFigures()
         self._link = Link(time.monotonic(), where, timing)
         self._waker = _Waker()
@@ -251,6 +278,11 @@ class Sender:
         if self._asleep and not self._inert:
             self._asleep = False
             self._waker.wake()
+
+    def report(self, report: Report) -> None:
+        """Have something told to the collector, from any thread; it may get lost with the connection."""
+        self._reports.append(report)
+        self.wake()
 
     def close(self, timeout: float) -> int:
         """End: wait until everything is acknowledged, at most `timeout` seconds (and a constant second).
@@ -312,6 +344,8 @@ class Sender:
         while self._link.may_send and (items := self._outbox.take()):
             self._send_again_at = now + SEND_SPACING
             self._say(encode_message(Data(items)))
+        while self._reports and self._link.may_send:
+            self._say(encode_message(self._reports.popleft()))
 
     def _sleep(self, now: float) -> None:
         until = self._link.next_at()
@@ -323,10 +357,10 @@ class Sender:
             return
         if self._link.may_send:
             self._asleep = True
-            if self._outbox.has_unsent:
+            if self._outbox.has_unsent or self._reports:
                 # Put just now, or it waits for an acknowledgement; more of it need not ring.
                 self._asleep = False
-                until = now if self._outbox.has_sendable else until
+                until = now if self._outbox.has_sendable or self._reports else until
         self._channel.wait(until - now)
         self._asleep = False
 
@@ -350,20 +384,25 @@ class Sender:
                 case Shut():
                     self._channel.shut()
                 case SayHello():
-                    run = (self._hello.run or self._expected) if action.run is None else action.run
-                    hello = dataclasses.replace(self._hello, run=run, next_seq=self._outbox.next_seq)
-                    self._say(encode_message(hello))
+                    self._say(encode_message(self._greeting(action.run)))
                 case SayBeat():
-                    beat = Beat(*self._position(), self._outbox.held_items, self._host.sample())
-                    self._say(encode_message(beat))
+                    self._say(encode_message(self._beat()))
                 case Rewind():
                     self._outbox.rewind(action.acked)
                 case Acknowledged():
                     self._outbox.acked(action.seq)
-                case Warn() | Tell():
-                    level = logging.WARNING if isinstance(action, Warn) else logging.INFO
+                case Obey():
+                    self._reports.extend(self._obey(action.command))
+                case _:
                     # What a collector says stands in it.
-                    log.log(level, "%s", printable(action.text, line=True))
+                    log.log(_LOUDNESS[type(action)], "%s", printable(action.text, line=True))
+
+    def _greeting(self, joined: str | None) -> Hello:
+        run = (self._hello.run or self._expected) if joined is None else joined
+        return dataclasses.replace(self._hello, run=run, next_seq=self._outbox.next_seq)
+
+    def _beat(self) -> Beat:
+        return Beat(*self._position(), self._outbox.held_items, self._host.sample())
 
     def _open(self, endpoint: str) -> None:
         self._expected = endpoint.run if isinstance(endpoint, Endpoint) else ""

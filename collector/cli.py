@@ -19,6 +19,7 @@ _COMMANDS = {
     "collect": (".collect", "run the collector of an output directory"),
     "tail": (".tail", "show the merged log: its history, and as it grows"),
     "status": (".statusview", "one screen: where the run and each of its ranks are"),
+    "sample": (".sample", "record other steps than configured, on all ranks from the same step on, and back"),
     "export": (".export", "a run's records at full precision, as JSON Lines, CSV or Parquet"),
     "parse": (".parsing", "text logs, also MindFormers' own, as records"),
     "check": ("..agent.checking", "say what a training YAML comes to: errors, what is recorded, how much"),

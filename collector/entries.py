@@ -13,11 +13,13 @@ from typing import Any, TypeAlias
 import msgpack
 
 from .protocol.errors import JournalError, ProtocolError
+from .protocol.messages import Facts
 from .protocol.wire import Hello, Item, decode_message, encode_message
 
 __all__ = [
     "Back",
     "Checkpoint",
+    "Decided",
     "Ended",
     "Entry",
     "HeldOut",
@@ -73,6 +75,23 @@ class Back:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """Something was decided that ranks are told: a collector that starts again must know of it.
+
+    Attributes:
+        kind: what it is about; the first word of its line in the log.
+        key: which of this kind; the newest of each is kept.
+        facts: what was decided.
+        text: the rest of the line in the log; empty: there is none.
+    """
+
+    kind: str
+    key: str
+    facts: Facts
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The collector ends: all ranks have said goodbye, or it has waited long enough for the missing ones."""
 
@@ -88,7 +107,7 @@ class Checkpoint:
     sizes: Mapping[str, int]
 
 
-Entry: TypeAlias = Opened | Stored | Lost | HeldOut | Back | Ended
+Entry: TypeAlias = Opened | Stored | Lost | HeldOut | Back | Decided | Ended
 
 
 def encode_entry(entry: Entry | Checkpoint) -> bytes:
@@ -105,6 +124,8 @@ def encode_entry(entry: Entry | Checkpoint) -> bytes:
             fields = ["held_out", entry.rank, entry.held]
         case Back():
             fields = ["back", entry.rank]
+        case Decided():
+            fields = ["decided", entry.kind, entry.key, dict(entry.facts), entry.text]
         case Ended():
             fields = ["ended"]
         case Checkpoint():
@@ -138,6 +159,7 @@ _DECODERS: dict[str, Callable[..., Entry | Checkpoint]] = {
     "lost": Lost,
     "held_out": HeldOut,
     "back": Back,
+    "decided": Decided,
     "ended": Ended,
     "checkpoint": Checkpoint,
 }

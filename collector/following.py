@@ -217,8 +217,14 @@ def chunks_of(index: bytes, size: int, read: Read) -> list[Chunk] | None:
     if any(read(chunk.end - 1, 1) != b"\n" for chunk in (chunks[0], chunks[len(chunks) // 2], last)):
         return None
     if last.end < size:
-        chunks.append(Chunk(last.end, size, key=last.key))
+        chunks.append(Chunk(last.end, size, key=(_attempt_after(last, read), 0, 0), open=True))
     return chunks
+
+
+def _attempt_after(chunk: Chunk, read: Read) -> int:
+    """The attempt at the end of a chunk: that of its begin, unless another one begins in it."""
+    begun = _RUN_ATTEMPT.findall(read(chunk.start, chunk.end - chunk.start))
+    return int(begun[-1]) if begun else chunk.key[0]
 
 
 def wanted_chunks(chunks: Sequence[Chunk], selection: Selection) -> list[Chunk]:
@@ -233,14 +239,14 @@ def wanted_chunks(chunks: Sequence[Chunk], selection: Selection) -> list[Chunk]:
 
 def _reaches(chunk: Chunk, after: Chunk | None, selection: Selection) -> bool:
     """Whether the chunk, whose positions go from its own key to that of the one after it, has wanted positions."""
-    attempt, last = chunk.key[0], None if after is None else after.key[0]
+    attempt, last = chunk.key[0], None if after is None or after.open else after.key[0]
     if selection.attempt is not None and not attempt <= selection.attempt <= (last or selection.attempt):
         return False
     if selection.steps is None:
         return True
     first, to = selection.steps
     if last != attempt:
-        return True  # a new attempt begins here (or nothing is known of the end): any step may be there
+        return True  # a new attempt begins here (or it is not known where this ends): any step may be there
     assert after is not None
     return chunk.key[1] <= to and after.key[1] >= first
 

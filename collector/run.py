@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from .accounts import DONE, Accounts, Row
-from .entries import Back, Ended, Entry, HeldOut, Lost, Opened, Stored, decode_entry
+from .entries import Back, Decided, Ended, Entry, HeldOut, Lost, Opened, Stored, decode_entry
 from .intake import Admitted, Attempt, Intake, Session
 from .ordering import Key, Ordering, above, at
 from .protocol.errors import JournalError
+from .protocol.messages import Facts
 from .protocol.records import Comment, Position, RankBlock
 from .protocol.wire import Block, Gap, Goodbye, Note, Table, decode_item
 
@@ -29,6 +30,8 @@ HELD_BYTES = 64 * 2**20
 _MAX_FETCHED = 2_048
 # Of one rank, some 300 bytes of memory each wherever its text is. More than an hour of 50 micro-steps a second.
 MAX_HELD_ITEMS = 200_000
+# Of each kind; the oldest go first.
+_MAX_DECISIONS = 64
 
 
 class RankState(enum.Enum):
@@ -95,6 +98,8 @@ class Run:
         self.accounts = Accounts()
         self.ended = False
         self.first_failure: tuple[int, str] | None = None
+        # What ranks were told, by kind and key, oldest first (`Decided`).
+        self.decisions: dict[str, dict[str, Facts]] = {}
         self._ordering: Ordering[_Held] = Ordering()
         # The attempt that each rank's log, and the merged log (None), was last told of.
         self._announced: dict[int | None, int] = {}
@@ -162,6 +167,8 @@ class Run:
                 out += self._held_out(entry)
             case Back():
                 out += self._back(entry)
+            case Decided():
+                out += self._decided(entry)
             case Ended():
                 return [*self._release(), *self._end()]
         out += self._release()
@@ -304,6 +311,15 @@ class Run:
         self._catch_up(entry.rank)
         yield Comment(None, "rank_back", f"rank {entry.rank}: heard again")
 
+    def _decided(self, entry: Decided) -> Iterator[Released]:
+        known = self.decisions.setdefault(entry.kind, {})
+        known.pop(entry.key, None)
+        known[entry.key] = entry.facts
+        if len(known) > _MAX_DECISIONS:
+            del known[next(iter(known))]
+        if entry.text:
+            yield Comment(None, entry.kind, entry.text)
+
     # -- release ------------------------------------------------------------------------------------------------------
 
     def _release(self) -> Iterator[Released]:
@@ -367,7 +383,8 @@ class Run:
         ranks = [[rank, *view.freeze()] for rank, view in self.ranks.items()]
         announced = [[-1 if who is None else who, attempt] for who, attempt in self._announced.items()]
         accounts = self.accounts.freeze()
-        return [self.intake.freeze(), ordering, ranks, accounts, announced, self.ended, self.first_failure]
+        so_far = [self.ended, self.first_failure, {kind: dict(known) for kind, known in self.decisions.items()}]
+        return [self.intake.freeze(), ordering, ranks, accounts, announced, *so_far]
 
     @classmethod
     def thaw(cls, frozen: list[Any], fetch: Callable[[int], bytes], *, held_bytes: int = HELD_BYTES) -> Run:
@@ -384,7 +401,7 @@ class Run:
     @classmethod
     def _thaw(cls, frozen: list[Any], fetch: Callable[[int], bytes], held_bytes: int) -> Run:
         self = cls(fetch, held_bytes=held_bytes)
-        intake, ordering, ranks, accounts, announced, self.ended, failure = frozen
+        intake, ordering, ranks, accounts, announced, self.ended, failure, decisions = frozen
         self.intake = Intake.thaw(intake)
         sessions = self.intake.sessions
         self._ordering = Ordering.thaw(ordering, lambda h: _Held(sessions[h[0]], h[1], h[2], h[3], None))
@@ -392,6 +409,7 @@ class Run:
         self.accounts = Accounts.thaw(accounts)
         self._announced = {None if who < 0 else who: attempt for who, attempt in announced}
         self.first_failure = None if failure is None else (failure[0], failure[1])
+        self.decisions = {kind: dict(known) for kind, known in decisions.items()}
         return self
 
 

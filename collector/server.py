@@ -16,7 +16,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,19 +25,38 @@ from .accounts import account_table
 from .config import RankdConfig
 from .description import describe, readable
 from .door import Door
-from .entries import Checkpoint, Ended, Entry, Opened, Stored, decode_entry, encode_entry
+from .entries import Checkpoint, Decided, Ended, Entry, Opened, Stored, decode_entry, encode_entry
 from .intake import Session
 from .journal import Journal
 from .liveness import Liveness
 from .outputs import sink_of
+from .patience import PatientWriting, StopRequestedError
 from .place import Place
-from .protocol.checks import printable
-from .protocol.errors import LimitError, ProtocolError, VersionError
+from .protocol.checks import printable, shown
+from .protocol.errors import LimitError, ProtocolError, RankdError, VersionError
 from .protocol.keys import RunKey
-from .protocol.wire import Ack, Beat, Data, Hello, Message, Refused, Welcome, Who, decode_message, encode_message
+from .protocol.steering import Decide, Move, Tell
+from .protocol.wire import (
+    Ack,
+    Answer,
+    Ask,
+    Beat,
+    Command,
+    Data,
+    Hello,
+    Message,
+    Refused,
+    Report,
+    Welcome,
+    Who,
+    decode_message,
+    encode_message,
+)
 from .rescue import Rescue
 from .run import RankState, Released, Run
+from .sampler import SAMPLE, Sampler
 from .statusfile import StatusFile
+from .steering import RanksNow, Steering
 
 __all__ = ["Collector", "Outcome"]
 
@@ -50,8 +69,6 @@ _TURN_MESSAGES = 512
 _TURN_BYTES = 4 * 2**20
 # Files and sockets: four a rank at 16,384 ranks.
 _MOST_FILES = 65_536
-# How often a write that failed is tried again.
-_RETRY = 0.5
 # What the summary calls a refusal, by its error; the first that fits.
 _REFUSALS = ((VersionError, "version"), (LimitError, "limit"), (ProtocolError, "protocol"))
 # How long the last acknowledgements may take to leave at the end.
@@ -64,10 +81,6 @@ class Outcome:
 
     status: int
     summary: str
-
-
-class _StopRequestedError(Exception):
-    """A signal asked the collector to end."""
 
 
 class Collector:
@@ -88,6 +101,18 @@ class Collector:
         self._patience = patience
         self._place = Place(Path(config.output))
         self._run_id = self._place.run_id()
+        self._run_key = self._place.key(os.environ)
+        # Before the recovery, which may take long and need the door tended: a port that is taken is said at once.
+        self._door = Door(config, self._run_key, near=near, always=RunKey.from_environment(os.environ) is not None)
+        try:
+            self._begin(config)
+        except BaseException:
+            self._door.close(0)
+            raise
+
+    # -- startup ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, config: RankdConfig) -> None:
         self._journal = Journal(
             self._place.journal,
             segment_size=config.journal.segment_size,
@@ -101,6 +126,7 @@ class Collector:
         # Who delivers for a process that is gone: what comes from there does not make the rank look alive.
         self._deliverers: dict[bytes, Session] = {}
         self._signal = 0
+        self._writing = PatientWriting(self._place.output, self._meanwhile)
         # The oldest entry that a restart from the newest checkpoint may have to read.
         self._fallback = 0
         self._writer = self._place.writer(self._run_id)
@@ -115,11 +141,8 @@ class Collector:
             spools=config.spool.place(config.output),
             beat_interval=config.beat_interval,
         )
-        key = self._place.key(os.environ)
-        self._door = Door(config, key, near=near, always=RunKey.from_environment(os.environ) is not None)
-        self._key = key if self._door.keyed else None
-
-    # -- startup ------------------------------------------------------------------------------------------------------
+        self._steering = Steering({SAMPLE: Sampler()}, self._ranks_now)
+        self._steering.restore(self._run.decisions)
 
     def _recover(self) -> None:
         """Make the run's state again from the journal, and complete what the logs miss."""
@@ -173,7 +196,7 @@ class Collector:
             try:
                 self._publish()
                 status = self._serve()
-            except _StopRequestedError:
+            except StopRequestedError:
                 status = 128 + self._signal
             finally:
                 self._describe()
@@ -182,9 +205,10 @@ class Collector:
         return Outcome(status, self._summary(status))
 
     def _publish(self) -> None:
-        publish = functools.partial(self._place.publish, self.endpoint, self._run_id, self._key)
-        self._until_possible("the connection file", publish)
-        wanted = "" if self._key is None else ", for peers with the run's key"
+        key = self._run_key if self._door.keyed else None
+        publish = functools.partial(self._place.publish, self.endpoint, self._run_id, key)
+        self._writing.until_possible("the connection file", publish)
+        wanted = "" if key is None else ", for peers with the run's key"
         log.info("collecting for %s on %s%s", self._place.output, self.endpoint, wanted)
 
     def _serve(self) -> int:
@@ -215,6 +239,7 @@ class Collector:
                 self._describe()
                 self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
                 self._commit(self._rescue.due(now))
+                self._steer(self._steering.tick())
 
     def _nobody_left(self) -> bool:
         """No rank is alive or expected, but some have not said goodbye."""
@@ -225,7 +250,7 @@ class Collector:
     def _turn(self) -> bool:
         """Take what has arrived; True: there was no more."""
         if self._signal:
-            raise _StopRequestedError
+            raise StopRequestedError
         if not self._door.wait(_TICK):
             return True
         entries: list[Entry] = []
@@ -260,10 +285,10 @@ class Collector:
             deliverer = self._deliverers.get(peer)
             session = deliverer or self._peers.get(peer)
             match message:
-                case Hello():
-                    # A hello changes who is who; what came before it is stored first.
+                case Hello() | Ask():
+                    # Who is who may change, and what is answered is about all that has come: that is stored first.
                     self._store(entries, touched)
-                    self._hello(peer, message)
+                    self._hello(peer, message) if isinstance(message, Hello) else self._asked(peer, message)
                 case Data() | Beat() if session is not None:
                     if deliverer is None:
                         self._heard(session, entries)
@@ -274,7 +299,10 @@ class Collector:
                         touched[peer] = session
                     elif deliverer is None and isinstance(message, Beat):
                         self._status.beats.heard(session.rank, message, time.monotonic())
-                case Data() | Beat():
+                case Report() if peer in self._peers:
+                    self._store(entries, touched)
+                    self._steer(self._steering.reported(self._peers[peer].rank, message))
+                case Data() | Beat() | Report():
                     self._send(peer, Who())
                 case _:
                     raise ProtocolError(f"an agent does not send {type(message).__name__}")
@@ -299,6 +327,7 @@ class Collector:
             self._commit([Opened(hello)])
             if not hello.recovered:
                 self._liveness.rejoined(hello.rank, time.monotonic())
+                self._status.beats.forget(hello.rank)
             session = self._run.intake.session(hello.session)
             assert session is not None
         if hello.recovered:
@@ -309,6 +338,43 @@ class Collector:
             self._peers = {p: s for p, s in self._peers.items() if s.rank != hello.rank}
             self._peers[peer] = session
         self._send(peer, Welcome(self._run_id, session.stored, self._config.beat_interval))
+        if not hello.recovered:
+            self._steer(self._steering.joined(hello.rank))
+
+    # -- steering -----------------------------------------------------------------------------------------------------
+
+    def _ranks_now(self) -> RanksNow:
+        sessions = {session.rank: session for session in self._peers.values()}
+        beats, latest = self._status.beats, self._status.latest
+        return RanksNow(self._run, beats, latest, sessions, time.monotonic(), self._config.beat_interval)
+
+    def _asked(self, peer: bytes, ask: Ask) -> None:
+        """A command line: it has to prove the key also where connections need none."""
+        if not ask.is_proved(self._run_key):
+            self._send(peer, Answer(ask.number, False, b"this needs the run's key, and that was another one"))
+            self._door.refuse(peer, "without the key", self._door.address(peer), f"asked for {shown(ask.kind)}")
+            return
+        self._door.greet(peer)
+        try:
+            moves, content = self._steering.asked(ask)
+            self._steer(moves)
+        except RankdError as e:
+            self._send(peer, Answer(ask.number, False, str(e).encode()))
+        else:
+            self._send(peer, Answer(ask.number, True, content))
+
+    def _steer(self, moves: Sequence[Move]) -> None:
+        """Make these moves, in their order: what is decided is in the journal before a rank is told."""
+        peers = {session.rank: peer for peer, session in self._peers.items()} if moves else {}
+        for move in moves:
+            match move:
+                case Decide():
+                    self._commit([Decided(move.kind, move.key, move.facts, move.text)])
+                case Tell() if (peer := peers.get(move.rank)) is not None:
+                    session = self._peers[peer].hello.session
+                    self._send(peer, Command.proved(self._run_key, session, move.kind, move.facts))
+
+    # -- taking -------------------------------------------------------------------------------------------------------
 
     def _is_alive(self, session: Session) -> bool:
         view = self._run.ranks[session.rank]
@@ -365,7 +431,7 @@ class Collector:
     def _append(self, entries: list[Entry]) -> list[int]:
         payloads = [encode_entry(entry) for entry in entries]
         references: list[int] = []
-        self._until_possible("the journal", lambda: references.extend(self._journal.append(payloads)))
+        self._writing.until_possible("the journal", lambda: references.extend(self._journal.append(payloads)))
         return references
 
     def _apply(self, entries: list[Entry], references: list[int]) -> None:
@@ -380,13 +446,13 @@ class Collector:
         try:
             self._sink.write(released)
         except OSError as e:
-            self._report_trouble("the logs", e)
-            self._until_possible("the logs", self._sink.retry)
+            self._writing.report("the logs", e)
+            self._writing.until_possible("the logs", self._sink.retry)
 
     def _next_segment(self) -> None:
         """Only between turns, when all that was applied is also written."""
         checkpoint = encode_entry(Checkpoint(self._run.freeze(), self._sink.sizes()))
-        self._until_possible("the journal", lambda: self._journal.rotate(checkpoint))
+        self._writing.until_possible("the journal", lambda: self._journal.rotate(checkpoint))
         # With what the checkpoint before needs: a restart goes back to it when a log was cut since.
         needed = self._run.oldest_needed(otherwise=self._journal.end)
         for path in self._journal.forget(min(needed, self._fallback)):
@@ -406,34 +472,11 @@ class Collector:
         except OSError as e:
             log.warning("run.json and RUN.md cannot be written now: %s", e.strerror)
 
-    def _until_possible(self, what: str, write: Callable[[], None]) -> None:
-        reported = False
-        while True:
-            try:
-                write()
-            except OSError as e:
-                if not reported:
-                    self._report_trouble(what, e)
-                    reported = True
-                if self._signal:
-                    raise _StopRequestedError from e
-                self._door.tend()
-                time.sleep(_RETRY)
-            else:
-                if reported:
-                    log.warning("%s can be written again; going on", what)
-                return
-
-    def _report_trouble(self, what: str, error: OSError) -> None:
-        free = os.statvfs(self._place.output)
-        log.warning(
-            "%s in %s cannot be written (%s; %d bytes free there): nothing is lost while the ranks can hold it; "
-            "make room and it goes on",
-            what,
-            self._place.output,
-            error.strerror,
-            free.f_bavail * free.f_frsize,
-        )
+    def _meanwhile(self) -> None:
+        """While something cannot be written."""
+        if self._signal:
+            raise StopRequestedError
+        self._door.tend()
 
     # -- shutdown -----------------------------------------------------------------------------------------------------
 

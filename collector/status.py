@@ -78,6 +78,10 @@ class Beats:
     def of(self, rank: int) -> tuple[Beat, float] | None:
         return self._beats.get(rank)
 
+    def forget(self, rank: int) -> None:
+        """Another process of this rank begins: where the former one was says nothing of it."""
+        self._beats.pop(rank, None)
+
 
 def status_of(
     run: Run, latest: Latest, beats: Beats, *, now: float, clock: float, collector: Mapping[str, Any]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
+from rankd.collector.protocol.messages import Fact
 from rankd.collector.protocol.records import (
     MAX_STEP,
     SUMMARY_FIELDS,
@@ -22,8 +23,11 @@ from rankd.collector.protocol.records import (
 from rankd.collector.protocol.wire import (
     MAX_RANKS,
     Ack,
+    Answer,
+    Ask,
     Beat,
     Block,
+    Command,
     Data,
     Gap,
     Goodbye,
@@ -32,6 +36,7 @@ from rankd.collector.protocol.wire import (
     Message,
     Note,
     Refused,
+    Report,
     Table,
     Welcome,
     Who,
@@ -163,6 +168,9 @@ def hellos(draw: st.DrawFn) -> Hello:
     )
 
 
+facts: st.SearchStrategy[dict[str, Fact]] = st.dictionaries(
+    words, st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | seconds | _text, max_size=4
+)
 messages: st.SearchStrategy[Message] = st.one_of(
     hellos(),
     st.builds(Welcome, st.just("") | words, counts, st.floats(1e-3, 1e6)),
@@ -171,4 +179,8 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Ack, counts),
     st.builds(Beat, counts, counts, counts, st.dictionaries(words, any_float, max_size=4)),
     st.builds(Who),
+    st.builds(Command, words, facts, st.binary(max_size=64)),
+    st.builds(Report, words, facts),
+    st.builds(Ask, counts, words, facts, st.binary(max_size=64)),
+    st.builds(Answer, counts, st.booleans(), st.binary(max_size=40)),
 )

@@ -17,6 +17,7 @@ __all__ = [
     "check_any_number",
     "check_bytes",
     "check_count",
+    "check_fact",
     "check_int",
     "check_map",
     "check_number",
@@ -115,6 +116,16 @@ def check_short(what: str, value: object) -> None:
 def check_any_number(what: str, value: object) -> None:
     """A figure, which may be NaN or infinite. Raises as `check_int` and its like do."""
     check_number(what, value, finite=False)
+
+
+def check_fact(what: str, value: object) -> None:
+    """Text, possibly empty, a finite number, true or false, or None. Raises as `check_int` and its like do."""
+    if isinstance(value, str):
+        check_text(what, value, MAX_TEXT_BYTES, empty=True)
+    elif type(value) is int:
+        check_int(what, value, -MAX_STEP, MAX_STEP)
+    elif value is not None and type(value) is not bool:
+        check_number(what, value)
 
 
 def clipped(text: str) -> str:

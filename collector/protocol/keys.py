@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgpack
 import zmq
 from zmq.utils import z85
 
@@ -23,7 +24,8 @@ KEY_VARIABLE = "RANKD_KEY"
 _LEAST_CHARACTERS, _MOST_CHARACTERS = 32, 1_024
 _FRESH_BYTES = 32
 # BLAKE2b's `person`, at most 16 bytes each.
-_COLLECTOR, _AGENT = b"rankd collector", b"rankd agent"
+_COLLECTOR, _AGENT, _PROOF = b"rankd collector", b"rankd agent", b"rankd proof"
+_PROOF_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -85,6 +87,19 @@ class RunKey:
     def agent(self) -> KeyPair:
         """The keys that agents and commands connect with."""
         return self._pair(_AGENT)
+
+    def proof(self, *said: object) -> bytes:
+        """Shows who has this key too that whoever has said this has it.
+
+        Args:
+            said: numbers, text, bytes, None, and lists of them.
+        """
+        secret = hashlib.blake2b(self._secret.encode(), digest_size=64, person=_PROOF).digest()
+        return hashlib.blake2b(msgpack.packb(said), digest_size=_PROOF_BYTES, key=secret).digest()
+
+    def proves(self, proof: bytes, *said: object) -> bool:
+        """Whether `proof` is that for what was `said`."""
+        return secrets.compare_digest(proof, self.proof(*said))
 
     def protect(self, socket: zmq.Socket[bytes]) -> None:
         """Make a socket that will connect to the collector prove that it has this key, and want the same of it."""

@@ -14,6 +14,7 @@ from .checks import (
     MAX_WORD_BYTES,
     check_any_number,
     check_bytes,
+    check_fact,
     check_int,
     check_map,
     check_number,
@@ -22,12 +23,36 @@ from .checks import (
     clipped,
 )
 from .errors import LimitError, RecordError
+from .keys import RunKey
 from .records import MAX_NAME_BYTES
 
-__all__ = ["MAX_ITEMS_PER_MESSAGE", "Ack", "Beat", "Data", "Hello", "Message", "Refused", "Welcome", "Who"]
+__all__ = [
+    "MAX_ANSWER_BYTES",
+    "MAX_ITEMS_PER_MESSAGE",
+    "Ack",
+    "Answer",
+    "Ask",
+    "Beat",
+    "Command",
+    "Data",
+    "Fact",
+    "Facts",
+    "Hello",
+    "Message",
+    "Refused",
+    "Report",
+    "Welcome",
+    "Who",
+]
 
 MAX_ITEMS_PER_MESSAGE = 65_536
 SESSION_BYTES = 16
+# What an answer brings: JSON about 65,536 ranks, or a piece of a log.
+MAX_ANSWER_BYTES = 8 * 2**20
+
+# What commands, reports and questions say: a flat map of a few short names.
+Fact: TypeAlias = str | int | float | bool | None
+Facts: TypeAlias = Mapping[str, Fact]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,4 +167,112 @@ class Who:
     """Collector → a peer it does not know (it has restarted, or the connection is new): say hello."""
 
 
-Message: TypeAlias = Hello | Welcome | Refused | Data | Ack | Beat | Who
+def _check_said(message: Command | Report | Ask) -> None:
+    check_text("kind", message.kind, MAX_WORD_BYTES)
+    check_map("facts", message.facts, check_fact)
+
+
+def _check_proof(message: Command | Ask) -> None:
+    check_bytes("a proof", message.proof)
+    if len(message.proof) > _MOST_PROOF_BYTES:
+        raise LimitError(f"a proof of {len(message.proof)} bytes, at most {_MOST_PROOF_BYTES} are allowed")
+
+
+_MOST_PROOF_BYTES = 64
+
+
+def _said(kind: str, facts: Facts) -> list[object]:
+    """In an order that does not depend on who made the map."""
+    return [kind, [[name, facts[name]] for name in sorted(facts)]]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Collector → agent: do this. May come again; doing it twice is doing it once.
+
+    Attributes:
+        kind: which handler of the agent it is for.
+        proof: of the run's key, for this session and what is said (`RunKey.proof`). On loopback connections are not
+            encrypted, and whoever has the port could say things.
+    """
+
+    kind: str
+    facts: Facts
+    proof: bytes
+
+    def __post_init__(self) -> None:
+        _check_said(self)
+        _check_proof(self)
+
+    @classmethod
+    def proved(cls, key: RunKey, session: bytes, kind: str, facts: Facts) -> Command:
+        """The command, with its proof."""
+        return cls(kind, facts, key.proof("command", session, *_said(kind, facts)))
+
+    def is_proved(self, key: RunKey, session: bytes) -> bool:
+        """Whether it comes from somebody who has the key, and is for this process."""
+        return key.proves(self.proof, "command", session, *_said(self.kind, self.facts))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Agent → collector: what became of a command. Lost with its connection; a command that comes again renews it."""
+
+    kind: str
+    facts: Facts
+
+    def __post_init__(self) -> None:
+        _check_said(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A command line → collector: tell me, or see to it. Needs no hello.
+
+    Attributes:
+        number: comes back with the answer.
+        kind: what is asked for.
+        proof: of the run's key, for what is said.
+    """
+
+    number: int
+    kind: str
+    facts: Facts
+    proof: bytes
+
+    def __post_init__(self) -> None:
+        check_int("number", self.number, 0)
+        _check_said(self)
+        _check_proof(self)
+
+    @classmethod
+    def proved(cls, key: RunKey, number: int, kind: str, facts: Facts) -> Ask:
+        """The question, with its proof."""
+        return cls(number, kind, facts, key.proof("ask", *_said(kind, facts)))
+
+    def is_proved(self, key: RunKey) -> bool:
+        """Whether it comes from somebody who has the key."""
+        return key.proves(self.proof, "ask", *_said(self.kind, self.facts))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Collector → a command line.
+
+    Attributes:
+        fine: False: it could not be done, and `content` says why, as text.
+        content: JSON text, or what else the kind of question has as its answer.
+    """
+
+    number: int
+    fine: bool
+    content: bytes
+
+    def __post_init__(self) -> None:
+        check_int("number", self.number, 0)
+        check_bytes("content", self.content)
+        if len(self.content) > MAX_ANSWER_BYTES:
+            raise LimitError(f"an answer of {len(self.content)} bytes, at most {MAX_ANSWER_BYTES} are allowed")
+
+
+Message: TypeAlias = Hello | Welcome | Refused | Data | Ack | Beat | Who | Command | Report | Ask | Answer

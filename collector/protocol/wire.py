@@ -12,23 +12,38 @@ content is ever resent or stored.
 Every decoder raises ProtocolError (LimitError, VersionError) for anything else than what the encoder here writes, and
 nothing but that: a peer's bytes are never a bug of ours. No pickle, no extension types, no timestamps.
 
-Decoders pull field by field (`_Reader`). msgpack's own way, one call for the whole object, makes a list of any declared
-length before its elements are there, and nests it a thousand times: 5 kB that claim 800 MB.
+Decoders pull field by field (`unpacking.Reader`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import msgpack
 
-from .checks import MAX_ENTRIES, MAX_RANKS, MAX_TEXT_BYTES, check_int, check_number, check_text, shown
-from .errors import LimitError, ProtocolError, RecordError, VersionError
+from .checks import MAX_ENTRIES, MAX_RANKS, check_int
+from .errors import LimitError, ProtocolError, VersionError
 from .items import MAX_FRAMES_PER_BLOCK, Block, Gap, Goodbye, Item, Note, Table
-from .messages import MAX_ITEMS_PER_MESSAGE, Ack, Beat, Data, Hello, Message, Refused, Welcome, Who
+from .messages import (
+    MAX_ITEMS_PER_MESSAGE,
+    Ack,
+    Answer,
+    Ask,
+    Beat,
+    Command,
+    Data,
+    Hello,
+    Message,
+    Refused,
+    Report,
+    Welcome,
+    Who,
+)
 from .records import MAX_NAMES, Frame, NameTable
+from .tables import MAX_TABLES, Interned, Tables
+from .unpacking import Reader, decoder_of, flag_of, float_of, guarded, text_of
 
 __all__ = [
     "MAX_ITEM_BYTES",
@@ -37,8 +52,11 @@ __all__ = [
     "MAX_TABLES",
     "PROTOCOL_VERSION",
     "Ack",
+    "Answer",
+    "Ask",
     "Beat",
     "Block",
+    "Command",
     "Data",
     "Gap",
     "Goodbye",
@@ -48,6 +66,7 @@ __all__ = [
     "Message",
     "Note",
     "Refused",
+    "Report",
     "Table",
     "Tables",
     "Welcome",
@@ -66,13 +85,6 @@ PROTOCOL_VERSION = 1
 MAX_ITEM_BYTES = 16 * 2**20
 # A batch is cut at MAX_BATCH_BYTES (sender) unless a single item is larger.
 MAX_MESSAGE_BYTES = MAX_ITEM_BYTES + 2**16
-# Name tables of one process: norms, device norms, tpe, max logits, and room for models that change.
-MAX_TABLES = 1_024
-# Text of their names, of one process and of all together: equal tables of all processes count once.
-MAX_TABLE_BYTES = 64 * 2**20
-MAX_ALL_TABLES_BYTES = 512 * 2**20
-
-_T = TypeVar("_T")
 
 # -- encoding ---------------------------------------------------------------------------------------------------------
 
@@ -93,6 +105,10 @@ class _Type(enum.IntEnum):
     ACK = 5
     BEAT = 6
     WHO = 7
+    COMMAND = 8
+    REPORT = 9
+    ASK = 10
+    ANSWER = 11
 
 
 _COMPLETE, _ADDENDUM = 1, 2
@@ -152,172 +168,36 @@ def encode_message(message: Message) -> bytes:
     Raises:
         LimitError: the message is larger than MAX_MESSAGE_BYTES.
     """
-    raw = msgpack.packb([PROTOCOL_VERSION, *_message_fields(message)], use_bin_type=True)
+    kind, fields = _MESSAGE_FIELDS[type(message)]
+    raw = msgpack.packb([PROTOCOL_VERSION, int(kind), *fields(message)], use_bin_type=True)
     if len(raw) > MAX_MESSAGE_BYTES:
         raise LimitError(f"a message of {len(raw)} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
     return bytes(raw)
 
 
-def _message_fields(message: Message) -> list[Any]:
-    match message:
-        case Data():
-            return [int(_Type.DATA), list(message.items)]
-        case Ack():
-            return [int(_Type.ACK), message.seq]
-        case Beat():
-            return [int(_Type.BEAT), message.step, message.micro_step, message.held, dict(message.host)]
-        case Hello():
-            who = [message.session, message.run, message.rank, message.world_size, message.next_seq]
-            process = [message.host, message.pid, message.started]
-            return [int(_Type.HELLO), *who, *process, message.total_steps, dict(message.about), message.recovered]
-        case Welcome():
-            return [int(_Type.WELCOME), message.run, message.acked, message.beat_interval]
-        case Refused():
-            return [int(_Type.REFUSED), message.reason, message.retry]
-        case Who():
-            return [int(_Type.WHO)]
+def _hello_fields(hello: Hello) -> list[Any]:
+    who = [hello.session, hello.run, hello.rank, hello.world_size, hello.next_seq]
+    process = [hello.host, hello.pid, hello.started]
+    return [*who, *process, hello.total_steps, dict(hello.about), hello.recovered]
+
+
+# What comes after version and type.
+_MESSAGE_FIELDS: dict[type, tuple[_Type, Callable[[Any], list[Any]]]] = {
+    Data: (_Type.DATA, lambda m: [list(m.items)]),
+    Ack: (_Type.ACK, lambda m: [m.seq]),
+    Beat: (_Type.BEAT, lambda m: [m.step, m.micro_step, m.held, dict(m.host)]),
+    Hello: (_Type.HELLO, _hello_fields),
+    Welcome: (_Type.WELCOME, lambda m: [m.run, m.acked, m.beat_interval]),
+    Refused: (_Type.REFUSED, lambda m: [m.reason, m.retry]),
+    Who: (_Type.WHO, lambda _: []),
+    Command: (_Type.COMMAND, lambda m: [m.kind, dict(m.facts), m.proof]),
+    Report: (_Type.REPORT, lambda m: [m.kind, dict(m.facts)]),
+    Ask: (_Type.ASK, lambda m: [m.number, m.kind, dict(m.facts), m.proof]),
+    Answer: (_Type.ANSWER, lambda m: [m.number, m.fine, m.content]),
+}
 
 
 # -- decoding ---------------------------------------------------------------------------------------------------------
-
-
-class Interned:
-    """Equal name tables as one object, and what their text takes in all."""
-
-    __slots__ = ("_bytes", "_tables")
-
-    def __init__(self) -> None:
-        self._tables: dict[NameTable, NameTable] = {}
-        self._bytes = 0
-
-    def take(self, table: NameTable, size: int) -> NameTable:
-        """The one object for tables that equal this.
-
-        Raises:
-            LimitError: all of them together would be too large.
-        """
-        known = self._tables.get(table)
-        if known is not None:
-            return known
-        if self._bytes + size > MAX_ALL_TABLES_BYTES:
-            raise LimitError(f"more than {MAX_ALL_TABLES_BYTES} bytes of names from all processes")
-        self._bytes += size
-        self._tables[table] = table
-        return table
-
-
-def _text_bytes(table: NameTable) -> int:
-    # An object each beside its text.
-    return sum(len(name) + 64 for name in table.names)
-
-
-class Tables:
-    """The name tables that one process has defined so far, by id; what a decoder needs to resolve a block's frames.
-
-    Equal tables of all processes are one object (`intern`), so that 1,024 ranks of one model cost one table.
-    """
-
-    __slots__ = ("_by_id", "_bytes", "_interned")
-
-    def __init__(self, interned: Interned | None = None) -> None:
-        self._by_id: dict[int, NameTable] = {}
-        self._bytes = 0
-        self._interned = Interned() if interned is None else interned
-
-    def define(self, table_id: int, table: NameTable) -> None:
-        """Take a definition; a resent equal one changes nothing.
-
-        Raises:
-            ProtocolError: the id is taken by another table.
-            LimitError: more than MAX_TABLES tables, or more text than the limits allow.
-        """
-        known = self._by_id.get(table_id)
-        if known is None and len(self._by_id) >= MAX_TABLES:
-            raise LimitError(f"more than {MAX_TABLES} name tables from one process")
-        if known is not None and known != table:
-            raise ProtocolError(f"name table {table_id} is defined twice, differently")
-        if known is None:
-            size = _text_bytes(table)
-            if self._bytes + size > MAX_TABLE_BYTES:
-                raise LimitError(f"more than {MAX_TABLE_BYTES} bytes of names from one process")
-            self._by_id[table_id] = self._interned.take(table, size)
-            self._bytes += size
-
-    def get(self, table_id: object) -> NameTable:
-        table = self._by_id.get(table_id) if type(table_id) is int else None
-        if table is None:
-            raise ProtocolError(f"name table {shown(table_id)} was never defined")
-        return table
-
-    def items(self) -> Sequence[tuple[int, NameTable]]:
-        return list(self._by_id.items())
-
-
-def _not_ours(error: Exception) -> ProtocolError:
-    return ProtocolError(f"not msgpack as rankd writes it: {type(error).__name__}: {error}")
-
-
-class _Reader:
-    """Pulls the fields of one msgpack array out of bytes, one call a field.
-
-    A call gives one scalar; an array or a map is asked for by `array` or `map`, which check its length before anything
-    is made of it. Empty ones may come out of `next`; no field lets a list or dict through.
-    """
-
-    __slots__ = ("_size", "_unpack", "_unpacker")
-
-    def __init__(self, raw: bytes, most: int) -> None:
-        if len(raw) > most:
-            raise LimitError(f"{len(raw)} bytes, at most {most} are allowed")
-        self._size = len(raw)
-        self._unpacker = msgpack.Unpacker(
-            raw=False, max_buffer_size=max(len(raw), 1), max_array_len=0, max_map_len=0, max_ext_len=0
-        )
-        self._unpacker.feed(raw)
-        self._unpack = self._unpacker.unpack
-
-    def next(self) -> Any:
-        """The next field, which is a scalar, text or binary."""
-        try:
-            return self._unpack()
-        except Exception as e:  # noqa: BLE001 - msgpack raises many kinds; each means that these bytes are not ours
-            raise _not_ours(e) from None
-
-    def array(self, what: str, most: int, least: int = 0) -> int:
-        """The length of the array that comes next."""
-        try:
-            length = self._unpacker.read_array_header()
-        except Exception as e:  # noqa: BLE001 - as above
-            raise _not_ours(e) from None
-        return self._length(what, length, least, most)
-
-    def map(self, what: str, most: int) -> dict[str, Any]:
-        """The map of scalars that comes next."""
-        try:
-            length = self._unpacker.read_map_header()
-        except Exception as e:  # noqa: BLE001 - as above
-            raise _not_ours(e) from None
-        count = self._length(what, length, 0, most)
-        entries: dict[str, Any] = {}
-        for _ in range(count):
-            key = self.next()
-            if type(key) is not str or key in entries:
-                raise ProtocolError(f"{what}: expected a new name, got {shown(key)}")
-            entries[key] = self.next()
-        return entries
-
-    def end(self) -> None:
-        """Nothing may follow."""
-        if self._unpacker.tell() != self._size:
-            raise ProtocolError(f"{self._size - self._unpacker.tell()} bytes too many")
-
-    @staticmethod
-    def _length(what: str, length: int, least: int, most: int) -> int:
-        if length > most:
-            raise LimitError(f"{what} of {length} entries, at most {most} are allowed")
-        if length < least:
-            raise ProtocolError(f"{what} of {length} entries, at least {least} are needed")
-        return length
 
 
 def decode_item(raw: bytes, tables: Tables) -> Item:
@@ -326,12 +206,12 @@ def decode_item(raw: bytes, tables: Tables) -> Item:
     Raises:
         ProtocolError: anything that `encode_item` does not write.
     """
-    reader = _Reader(raw, MAX_ITEM_BYTES)
+    reader = Reader(raw, MAX_ITEM_BYTES)
     length = reader.array("an item", _MAX_FIELDS, least=2)
-    decode, expected = _decoder(_ITEM_DECODERS, "kind of item", reader.next())
+    decode, expected = decoder_of(_ITEM_DECODERS, "kind of item", reader.next())
     if length != expected:
         raise ProtocolError(f"an item of {length} fields, this kind has {expected}")
-    item: Item = _guarded(decode, reader, tables)
+    item: Item = guarded(decode, reader, tables)
     reader.end()
     if item.seq < 1:
         raise ProtocolError("an item without a number")
@@ -345,7 +225,7 @@ def decode_message(raw: bytes) -> Message:
         VersionError: it is of another protocol version; says which.
         ProtocolError: anything else that `encode_message` does not write.
     """
-    reader = _Reader(raw, MAX_MESSAGE_BYTES)
+    reader = Reader(raw, MAX_MESSAGE_BYTES)
     length = reader.array("a message", _MAX_FIELDS, least=2)
     version = reader.next()
     if type(version) is not int:
@@ -355,30 +235,12 @@ def decode_message(raw: bytes) -> Message:
             f"the peer speaks version {version} of the rankd protocol, this side version {PROTOCOL_VERSION}; "
             "install the same rankd on all nodes"
         )
-    decode, expected = _decoder(_MESSAGE_DECODERS, "type of message", reader.next())
+    decode, expected = decoder_of(_MESSAGE_DECODERS, "type of message", reader.next())
     if length != expected:
         raise ProtocolError(f"a message of {length} fields, this type has {expected}")
-    message: Message = _guarded(decode, reader)
+    message: Message = guarded(decode, reader)
     reader.end()
     return message
-
-
-def _decoder(known: Mapping[int, _T], what: str, kind: object) -> _T:
-    # True and 1.0 equal 1, but are not it.
-    decode = known.get(kind) if type(kind) is int else None
-    if decode is None:
-        raise ProtocolError(f"unknown {what}: {shown(kind)}")
-    return decode
-
-
-def _guarded(decode: Callable[..., _T], *arguments: Any) -> _T:
-    """Call a decoder; what the peer's fields make a constructor refuse is the peer's fault."""
-    try:
-        return decode(*arguments)
-    except RecordError as e:
-        raise ProtocolError(str(e)) from None
-    except (TypeError, ValueError, OverflowError) as e:
-        raise ProtocolError(f"malformed fields: {e}") from None
 
 
 def _micro_step(value: object) -> int | None:
@@ -387,60 +249,44 @@ def _micro_step(value: object) -> int | None:
     return None if value == 0 else cast(int, value)
 
 
-def _place(reader: _Reader) -> tuple[int, int | None]:
+def _place(reader: Reader) -> tuple[int, int | None]:
     return reader.next(), _micro_step(reader.next())
 
 
-def _float(value: Any) -> float:
-    check_number("a number", value, finite=False)
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    check_text("a text", value, MAX_TEXT_BYTES, empty=True)
-    return cast(str, value)
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ProtocolError(f"expected a bool, got {shown(value)}")
-    return value
-
-
-def _table_item(reader: _Reader, _: Tables) -> Table:
+def _table_item(reader: Reader, _: Tables) -> Table:
     seq, table_id = reader.next(), reader.next()
     count = reader.array("a name table", MAX_NAMES)
     return Table(seq, table_id, NameTable(tuple(reader.next() for _ in range(count))))
 
 
-def _block_item(reader: _Reader, tables: Tables) -> Block:
-    seq, (step, micro_step), flags, time = reader.next(), _place(reader), reader.next(), _float(reader.next())
+def _block_item(reader: Reader, tables: Tables) -> Block:
+    seq, (step, micro_step), flags, time = reader.next(), _place(reader), reader.next(), float_of(reader.next())
     check_int("flags", flags, 0, _COMPLETE | _ADDENDUM)
     count = reader.array("a block", MAX_FRAMES_PER_BLOCK)
     frames = tuple(_frame(reader, tables) for _ in range(count))
     return Block(seq, step, micro_step, bool(flags & _COMPLETE), time, frames, bool(flags & _ADDENDUM))
 
 
-def _frame(reader: _Reader, tables: Tables) -> Frame:
+def _frame(reader: Reader, tables: Tables) -> Frame:
     reader.array("a frame", _FRAME_FIELDS, least=_FRAME_FIELDS)
     pull = reader.next
     metric, table_id, column, present, counts, iteration = pull(), pull(), pull(), pull(), pull(), pull()
     return Frame(metric, column, None if table_id is None else tables.get(table_id), present, counts, iteration)
 
 
-def _note_item(reader: _Reader, _: Tables) -> Note:
+def _note_item(reader: Reader, _: Tables) -> Note:
     seq, step, micro_step = reader.next(), reader.next(), _micro_step(reader.next())
     check_int("step", step, 0)
-    return Note(seq, step or None, micro_step, reader.next(), _text(reader.next()), _float(reader.next()))
+    return Note(seq, step or None, micro_step, reader.next(), text_of(reader.next()), float_of(reader.next()))
 
 
-def _gap_item(reader: _Reader, _: Tables) -> Gap:
+def _gap_item(reader: Reader, _: Tables) -> Gap:
     return Gap(reader.next(), reader.next(), reader.next(), _place(reader), _place(reader))
 
 
-def _goodbye_item(reader: _Reader, _: Tables) -> Goodbye:
-    seq, reason, produced = reader.next(), _text(reader.next()), reader.next()
-    return Goodbye(seq, reason, produced, reader.map("dropped", MAX_ENTRIES), _float(reader.next()))
+def _goodbye_item(reader: Reader, _: Tables) -> Goodbye:
+    seq, reason, produced = reader.next(), text_of(reader.next()), reader.next()
+    return Goodbye(seq, reason, produced, reader.map("dropped", MAX_ENTRIES), float_of(reader.next()))
 
 
 _FRAME_FIELDS = 6
@@ -448,7 +294,7 @@ _FRAME_FIELDS = 6
 _MAX_FIELDS = 64
 
 # By kind: what decodes it, and how many fields it has, the kind included.
-_ITEM_DECODERS: dict[int, tuple[Callable[[_Reader, Tables], Item], int]] = {
+_ITEM_DECODERS: dict[int, tuple[Callable[[Reader, Tables], Item], int]] = {
     _Kind.TABLE: (_table_item, 4),
     _Kind.BLOCK: (_block_item, 7),
     _Kind.NOTE: (_note_item, 7),
@@ -457,42 +303,58 @@ _ITEM_DECODERS: dict[int, tuple[Callable[[_Reader, Tables], Item], int]] = {
 }
 
 
-def _hello(reader: _Reader) -> Hello:
+def _hello(reader: Reader) -> Hello:
     session, run, rank, world_size, next_seq = (reader.next() for _ in range(5))
     host, pid, started, total_steps = (reader.next() for _ in range(4))
     about = reader.map("about", MAX_ENTRIES)
     who = (session, run, rank, world_size, next_seq)
-    return Hello(*who, host, pid, _float(started), total_steps, about, _flag(reader.next()))
+    return Hello(*who, host, pid, float_of(started), total_steps, about, flag_of(reader.next()))
 
 
-def _welcome(reader: _Reader) -> Welcome:
-    return Welcome(reader.next(), reader.next(), _float(reader.next()))
+def _welcome(reader: Reader) -> Welcome:
+    return Welcome(reader.next(), reader.next(), float_of(reader.next()))
 
 
-def _refused(reader: _Reader) -> Refused:
-    return Refused(_text(reader.next()), _flag(reader.next()))
+def _refused(reader: Reader) -> Refused:
+    return Refused(text_of(reader.next()), flag_of(reader.next()))
 
 
-def _data(reader: _Reader) -> Data:
+def _data(reader: Reader) -> Data:
     count = reader.array("the items of a message", MAX_ITEMS_PER_MESSAGE)
     return Data(tuple(reader.next() for _ in range(count)))
 
 
-def _ack(reader: _Reader) -> Ack:
+def _ack(reader: Reader) -> Ack:
     return Ack(reader.next())
 
 
-def _beat(reader: _Reader) -> Beat:
+def _beat(reader: Reader) -> Beat:
     step, micro_step, held, host = reader.next(), reader.next(), reader.next(), reader.map("host", MAX_ENTRIES)
-    return Beat(step, micro_step, held, {name: _float(value) for name, value in host.items()})
+    return Beat(step, micro_step, held, {name: float_of(value) for name, value in host.items()})
 
 
-def _who(_: _Reader) -> Who:
+def _who(_: Reader) -> Who:
     return Who()
 
 
+def _command(reader: Reader) -> Command:
+    return Command(reader.next(), reader.map("facts", MAX_ENTRIES), reader.next())
+
+
+def _report(reader: Reader) -> Report:
+    return Report(reader.next(), reader.map("facts", MAX_ENTRIES))
+
+
+def _ask(reader: Reader) -> Ask:
+    return Ask(reader.next(), reader.next(), reader.map("facts", MAX_ENTRIES), reader.next())
+
+
+def _answer(reader: Reader) -> Answer:
+    return Answer(reader.next(), flag_of(reader.next()), reader.next())
+
+
 # By type: what decodes it, and how many fields it has, version and type included.
-_MESSAGE_DECODERS: dict[int, tuple[Callable[[_Reader], Message], int]] = {
+_MESSAGE_DECODERS: dict[int, tuple[Callable[[Reader], Message], int]] = {
     _Type.HELLO: (_hello, 13),
     _Type.WELCOME: (_welcome, 5),
     _Type.REFUSED: (_refused, 4),
@@ -500,4 +362,8 @@ _MESSAGE_DECODERS: dict[int, tuple[Callable[[_Reader], Message], int]] = {
     _Type.ACK: (_ack, 3),
     _Type.BEAT: (_beat, 6),
     _Type.WHO: (_who, 2),
+    _Type.COMMAND: (_command, 5),
+    _Type.REPORT: (_report, 4),
+    _Type.ASK: (_ask, 6),
+    _Type.ANSWER: (_answer, 5),
 }

@@ -49,6 +49,7 @@ class Chunk:
         start, end: its bytes.
         ranks: the bits of the ranks that have lines here (`rank_mask`).
         key: of the first position here; the next chunk's is that of the last one, at most.
+        open: the end of the log, which has no entry yet; of its key, only the attempt is known.
         unordered: some lines here may be of any position (late blocks, or nothing is known about them).
     """
 
@@ -57,6 +58,7 @@ class Chunk:
     ranks: int = _ALL_RANKS
     key: _Key = _START
     unordered: bool = True
+    open: bool = False
 
 
 def read_entries(raw: bytes) -> Iterator[Chunk]:

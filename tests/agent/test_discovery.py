@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rankd.agent.discovery import CONNECTION_FILE, Connection, EndpointFinder, read_connection
+from rankd.agent.discovery import EndpointFinder
+from rankd.collector.protocol.connection import CONNECTION_FILE, Connection, read_connection
 from rankd.collector.protocol.endpoints import PORTS
 from rankd.collector.protocol.errors import ConfigError
 from rankd.collector.protocol.keys import RunKey

@@ -74,6 +74,16 @@ def test_ranks_that_are_told_at_different_times_change_at_the_same_step() -> Non
     assert written(early, 60) == written(late, 60) == [20, 40, *range(50, 61)]
 
 
+def test_what_was_said_before_holds_until_the_newest_begins() -> None:
+    """Every step from 50 to 99, then as configured from 60 on, said at 52: 50 to 59 are written all the same."""
+    sampling = Sampling(Rates(write=20))
+    sampling.override(Rates(write=1), 50, 99)
+    sampling.override(sampling.configured, 60)
+    assert written(sampling, 120) == [20, 40, *range(50, 60), 60, 80, 100, 120]
+    sampling.override(Rates(write=30), 50)
+    assert written(sampling, 120) == [20, 40, 60, 90, 120]
+
+
 @pytest.mark.parametrize("arguments", [(0,), (1, 0), (1, 1, 0), (True,)])
 def test_intervals_are_positive(arguments: tuple[int, ...]) -> None:
     """An interval of zero has no meaning."""

@@ -19,11 +19,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from rankd.agent.discovery import CONNECTION_FILE, EndpointFinder
+from rankd.agent.discovery import EndpointFinder
 from rankd.agent.link import LinkState, Timing
 from rankd.agent.outbox import MemoryStore, Outbox
 from rankd.agent.sender import DealerSocket, Sender
 from rankd.agent.spool import Spool
+from rankd.collector.protocol.connection import CONNECTION_FILE
 from rankd.collector.protocol.wire import (
     Ack,
     Beat,

@@ -15,7 +15,7 @@ import numpy as np
 
 from rankd.agent.config import AgentConfig
 from rankd.agent.monitor import Measured, MicroBatch, Monitor, StepEnd
-from rankd.agent.monitors import build_monitors
+from rankd.agent.monitors import build_monitors, sampling_of
 from rankd.collector.protocol.records import Frame, Level
 
 __all__ = ["Expert", "Log", "Model", "Parameter", "run", "run_step", "values"]
@@ -140,7 +140,8 @@ def run_step(
 def run(config: Mapping[str, object], model: object = None, steps: Sequence[int] = (1, 2, 3), **options: Any) -> Log:
     """A training under this configuration."""
     log = Log()
-    monitors = build_monitors(AgentConfig.from_mapping(config), model, 3, 100, None, log.trouble)
+    read = AgentConfig.from_mapping(config)
+    monitors = build_monitors(read, model, 3, 100, None, sampling_of(read), log.trouble)
     for step in steps:
         run_step(monitors, log, step, **options)
     return log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -182,6 +183,29 @@ def test_history_and_what_follows_are_the_whole(
     else:
         assert records(rest, selection) == wanted[len(wanted) - len(records(rest, selection)) :]
         assert len(first) <= count
+
+
+def test_the_end_of_the_log_is_found_wherever_the_index_ends(tmp_path: Path) -> None:
+    """The newest steps begin in the last chunk that has an entry, or in the part behind it, in whichever attempt."""
+    released: list[Released] = [*begin(1), *steps(1, 9)]
+    again: list[Released] = [*begin(2), *steps(4, 12, attempt=2)]
+    whole = tmp_path / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merged_index, "CHUNK_BYTES", 900)
+        write_logs(whole, [*released, *again])
+    raw, index = (whole / MERGED_LOG).read_bytes(), (whole / MERGED_INDEX).read_bytes()
+    ends = [m.end() for m in re.finditer(rb"\n(?=\[rank_\d+\] \{ \"step\")", raw)]
+    for number, end in enumerate(ends[1:]):
+        place = tmp_path / str(number)
+        (place / ".rankd").mkdir(parents=True)
+        (place / MERGED_LOG).write_bytes(raw[:end])
+        (place / MERGED_INDEX).write_bytes(index)
+        newest = parsed(place)[-1].position
+        for selection in (Selection(steps=(newest.step, newest.step)), Selection(attempt=newest.attempt)):
+            with History(place, selection, records=True) as history:
+                assert records(history.all(), selection) == expected(place, selection)
+            with History(place, selection, records=True) as history:
+                assert records(history.last(5), selection)[-1] == expected(place, selection)[-1]
 
 
 def test_few_chunks_are_read_for_a_step_or_a_rank(output: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,28 @@ def test_disk_full_from_the_start(site: Site, small_disk: Path) -> None:
     collector.start()
     ranks.ended()
     assert collector.ended()[0] == 0
+    site.whole()
+
+
+def test_disk_full_while_it_recovers(site: Site, small_disk: Path) -> None:
+    """Started again on a full disk with a log to complete: it waits for room, and then has everything."""
+    ballast = small_disk / "ballast"
+    collector = site.collector()
+    ranks = site.job.start(range(2), 2, last=400)
+    wait_for(lambda: site.lines() > 200)
+    collector.kill()
+    os.truncate(site.merged, 0)
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4_096)):
+            pass
+    # Each file's last page is room.
+    os.truncate(site.merged, 0)
+    collector.launch()
+    wait_for(lambda: "cannot be written" in collector.said())
+    assert collector.process.poll() is None, collector.said()
+    ballast.unlink()
+    ranks.ended()
+    assert collector.ended()[0] == 0, collector.said()
     site.whole()
 
 

@@ -21,11 +21,12 @@ from pathlib import Path
 import pytest
 
 from rankd.agent.config import AgentConfig
-from rankd.agent.discovery import EndpointFinder, read_connection
+from rankd.agent.discovery import EndpointFinder
 from rankd.agent.spool import Spool
 from rankd.collector.config import RankdConfig
 from rankd.collector.entries import Lost, Opened, Stored, decode_entry, encode_entry
 from rankd.collector.journal import Journal
+from rankd.collector.protocol.connection import read_connection
 from rankd.collector.protocol.errors import (
     ConfigError,
     JournalError,
@@ -37,14 +38,18 @@ from rankd.collector.protocol.records import Frame, NameTable
 from rankd.collector.protocol.speclog import parse
 from rankd.collector.protocol.wire import (
     Ack,
+    Answer,
+    Ask,
     Beat,
     Block,
+    Command,
     Data,
     Gap,
     Goodbye,
     Hello,
     Note,
     Refused,
+    Report,
     Table,
     Tables,
     Welcome,
@@ -83,6 +88,8 @@ ITEMS = (
 RAWS = tuple(encode_item(item, {NAMES: 1}) for item in ITEMS)
 MESSAGES = (
     HELLO, Welcome("run", 3, 1.0), Refused("no", True), Data(RAWS), Ack(5), Beat(1, 2, 3, {"cpu": 1.0}), Who(),
+    Command("sample", {"first": 3, "last": None}, b"p" * 32), Report("sample", {"late": True, "x": 1.5}),
+    Ask(1, "sample", {"interval": 1}, b"p" * 32), Answer(1, True, b"{}"),
 )  # fmt: skip
 LOG = b"""[rank_0] # attempt 1 world_size 2
 [rank_0] { "step": 1, "micro_step": 1 }

@@ -24,8 +24,11 @@ from rankd.collector.protocol.wire import (
     MAX_TABLES,
     PROTOCOL_VERSION,
     Ack,
+    Answer,
+    Ask,
     Beat,
     Block,
+    Command,
     Data,
     Gap,
     Goodbye,
@@ -35,6 +38,7 @@ from rankd.collector.protocol.wire import (
     Message,
     Note,
     Refused,
+    Report,
     Table,
     Tables,
     Welcome,
@@ -54,7 +58,10 @@ HELLO = Hello(b"s" * 16, "run", 3, 8, 1, "node-1", 4711, 1.5, 100, {"mindspore":
 ITEMS: list[Item] = [Table(1, 0, TABLE), BLOCK, NOTE, GAP, GOODBYE]
 MESSAGES: list[Message] = [HELLO, Welcome("run", 7, 1.0), Refused("no", True), Data((b"item",)), Ack(7), Who()]
 MESSAGES += [Beat(4, 2, 0, {"rss": 1e9})]
+COMMAND, ASK = Command("sample", {"first": 7, "last": None}, b"p" * 32), Ask(1, "sample", {"interval": 1}, b"p" * 32)
+MESSAGES += [COMMAND, ASK, Report("sample", {"late": True, "why": "", "pace": 1.5}), Answer(1, True, b"{}")]
 LONG = "x" * 100_000
+NO_FACTS: tuple[object, ...] = ([], math.nan, b"", 2**63, "\ud800")
 
 
 def known(item: Item) -> Tables:
@@ -156,6 +163,12 @@ class TestConstructors:
             (Ack(0), "seq", -1),
             *((Beat(0, 0, 0), part, -1) for part in ("step", "micro_step", "held")),
             *((Beat(0, 0, 0), "host", wrong) for wrong in ({"x": "y"}, {"x": True}, 3)),
+            *((said, "kind", wrong) for said in (COMMAND, ASK) for wrong in ("", None, 3)),
+            *((COMMAND, "facts", {"x": wrong}) for wrong in NO_FACTS),
+            *((ASK, "facts", wrong) for wrong in ({1: 1}, 3)),
+            *((said, "proof", "text") for said in (COMMAND, ASK)),
+            (ASK, "number", -1),
+            (Answer(1, True, b""), "content", "text"),
         ],
         ids=lambda value: name(value) if dataclasses.is_dataclass(value) else repr(value)[:30],
     )  # fmt: skip
@@ -178,6 +191,11 @@ class TestConstructors:
             (HELLO, "about", {str(i): "" for i in range(65)}),
             (Beat(0, 0, 0), "host", {str(i): 1.0 for i in range(65)}),
             (Data(()), "items", (b"",) * 65_537),
+            (COMMAND, "kind", "k" * 65),
+            (COMMAND, "facts", {str(i): 1 for i in range(65)}),
+            (COMMAND, "facts", {"x": "y" * 16_385}),
+            (ASK, "proof", b"p" * 65),
+            (Answer(1, True, b""), "content", bytes(8 * 2**20 + 1)),
         ],
         ids=lambda value: name(value),
     )

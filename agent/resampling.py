@@ -1,0 +1,59 @@
+"""The command `sample` on the rank: other rates from a step on that this rank has not begun yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from ..collector.protocol.checks import check_int
+from ..collector.protocol.messages import Facts, Report
+from .sampling import Rates, Sampling
+
+__all__ = ["SAMPLE", "Resampling"]
+
+SAMPLE = "sample"
+
+
+class Resampling:
+    """Handles the command (`commands.Handler`).
+
+    Args:
+        sampling: what it changes.
+        step: the step that training is in, as the training thread has it.
+    """
+
+    def __init__(self, sampling: Sampling, step: Callable[[], int]) -> None:
+        self._sampling = sampling
+        self._step = step
+        # The answer to the newest command: it comes again on each new connection.
+        self._answered: tuple[int, Report] | None = None
+
+    def __call__(self, facts: Facts) -> Sequence[Report]:
+        number, first, last = facts.get("number"), facts.get("first"), facts.get("last")
+        if not isinstance(number, int) or not isinstance(first, int):
+            raise ValueError("a command without a number and a first step")
+        if self._answered is not None and self._answered[0] >= number:
+            return [self._answered[1]]
+        self._sampling.override(self._rates(facts), first, last if isinstance(last, int) else None)
+        # In this order: a step that training begins between the two is counted as late, and need not be.
+        step = self._step()
+        report = Report(SAMPLE, {"number": number, "step": step, "late": step >= first})
+        self._answered = (number, report)
+        return [report]
+
+    def _rates(self, facts: Facts) -> Rates:
+        """What is not given is as configured."""
+        configured = self._sampling.configured
+        given = {name: value for name in _RATES if (value := facts.get(name)) is not None}
+        for name, value in given.items():
+            check_int(name, value, 1)
+        write, console = given.get("interval", configured.write), given.get("print_interval", configured.console)
+        compute = given.get("step_interval", configured.compute)
+        # Steps that are asked for are computed too, unless something else was said of that.
+        wanted = [int(given[name]) for name in ("interval", "print_interval") if name in given]
+        if "step_interval" not in given and any(each % configured.compute for each in wanted):
+            compute = math.gcd(configured.compute, *wanted)
+        return Rates(int(compute), int(write), None if console is None else int(console))
+
+
+_RATES = ("step_interval", "interval", "print_interval")

@@ -1,0 +1,140 @@
+"""Ask a running collector: what command lines say to it, and how they find it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from .protocol.connection import CONNECTION_FILE, key_in, key_of, read_connection
+from .protocol.errors import ProtocolError, RankdError
+from .protocol.keys import KEY_VARIABLE, RunKey
+from .protocol.messages import MAX_ANSWER_BYTES, Answer, Ask, Facts
+from .protocol.wire import decode_message, encode_message
+
+__all__ = ["Asker", "ask"]
+
+# A collector whose disk is full answers when there is room again.
+_PATIENCE = 15.0
+
+
+def ask(output: Path, kind: str, facts: Facts | None = None, *, patience: float = _PATIENCE) -> dict[str, Any]:
+    """One question to the collector of an output directory; its answer, a JSON object.
+
+    Raises:
+        RankdError: nobody collects there, or it cannot be done; says why.
+    """
+    with Asker.of(output, patience=patience) as asker:
+        return asker.ask(kind, facts)
+
+
+class Asker:
+    """A connection to a collector, for questions one after the other.
+
+    Args:
+        endpoint: where it listens.
+        key: the run's key.
+        keyed: connections there are encrypted.
+        where: for messages.
+        patience: seconds to wait for an answer.
+    """
+
+    def __init__(self, endpoint: str, key: RunKey, *, keyed: bool, where: str, patience: float = _PATIENCE) -> None:
+        self._key, self._where, self._patience = key, where, patience
+        self._number = 0
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        for option, value in ((zmq.LINGER, 0), (zmq.IPV6, 1), (zmq.MAXMSGSIZE, MAX_ANSWER_BYTES + 2**16)):
+            self._socket.setsockopt(option, value)
+        if keyed:
+            key.protect(self._socket)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as e:
+            self.close()
+            raise RankdError(f"cannot connect to {endpoint}: {e}") from None
+
+    @classmethod
+    @contextmanager
+    def of(cls, output: Path, *, patience: float = _PATIENCE) -> Iterator[Asker]:
+        """To the collector of an output directory.
+
+        Raises:
+            RankdError: nobody collects there, or the key is not to be had.
+        """
+        connection = read_connection(output / CONNECTION_FILE)
+        if connection is None:
+            raise RankdError(
+                f"no collector runs for {output}: it has no {CONNECTION_FILE}; is it the run's output directory, and "
+                "does training still run?"
+            )
+        key = RunKey.from_environment(os.environ) or key_of(connection) or key_in(output)
+        if key is None:
+            raise RankdError(f"the run's key cannot be read in {output}: set {KEY_VARIABLE}, or be who runs the job")
+        asker = cls(connection.endpoint, key, keyed=connection.key is not None, where=str(output), patience=patience)
+        try:
+            yield asker
+        finally:
+            asker.close()
+
+    @classmethod
+    @contextmanager
+    def at(cls, endpoint: str, *, patience: float = _PATIENCE) -> Iterator[Asker]:
+        """To the collector that listens there; the key is in RANKD_KEY.
+
+        Raises:
+            RankdError: there is no key.
+        """
+        key = RunKey.from_environment(os.environ)
+        if key is None:
+            raise RankdError(f"{endpoint}: set {KEY_VARIABLE} to the run's key")
+        asker = cls(endpoint, key, keyed=True, where=endpoint, patience=patience)
+        try:
+            yield asker
+        finally:
+            asker.close()
+
+    def ask(self, kind: str, facts: Facts | None = None) -> dict[str, Any]:
+        """One question; the answer's JSON object. Raises RankdError as `raw` does."""
+        found = json.loads(self.raw(kind, facts))
+        if not isinstance(found, dict):
+            raise RankdError(f"{self._where}: not an answer of this version: {found!r}")
+        return found
+
+    def raw(self, kind: str, facts: Mapping[str, Any] | None = None) -> bytes:
+        """One question; the answer as it came.
+
+        Raises:
+            RankdError: no answer came, or it cannot be done.
+        """
+        self._number += 1
+        self._socket.send(encode_message(Ask.proved(self._key, self._number, kind, facts or {})))
+        answer = self._answer()
+        if not answer.fine:
+            raise RankdError(answer.content.decode(errors="replace"))
+        return answer.content
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._socket.close()
+        self._context.term()
+
+    def _answer(self) -> Answer:
+        deadline = time.monotonic() + self._patience
+        while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1_000))):
+            try:
+                message = decode_message(self._socket.recv())
+            except ProtocolError as e:
+                raise RankdError(f"{self._where}: {e}") from None
+            if isinstance(message, Answer) and message.number == self._number:
+                return message
+        raise RankdError(
+            f"the collector of {self._where} did not answer within {self._patience:g} s: it has gone, its disk is "
+            "full, or its key is another one"
+        )

@@ -1,0 +1,97 @@
+"""What the parts of the collector that steer ranks (sampling, profiling) see and give.
+
+A *part* is pure: questions, reports and news of ranks go in, moves come out. The collector makes the moves in their
+order: what is decided is in the journal before anybody is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from .messages import Facts
+
+__all__ = ["Decide", "Move", "Part", "Rank", "Ranks", "Tell"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a command to a rank; nothing happens if it is not connected at the moment (`Part.joined` comes later)."""
+
+    rank: int
+    kind: str
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Keep these facts as the newest decision of this kind and key, through restarts, with a line in merged.log.
+
+    Attributes:
+        kind: the part's name.
+        text: of the line `[collector] # KIND TEXT`; empty: no line.
+    """
+
+    kind: str
+    key: str
+    facts: Facts
+    text: str
+
+
+Move: TypeAlias = Tell | Decide
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One connected rank.
+
+    Attributes:
+        step: the step that it is at, as far as the collector has heard; 0: none yet.
+        heard: seconds since it last said where it is.
+        host: the name of its machine.
+        about: facts about the process (`Hello.about`).
+    """
+
+    rank: int
+    step: int
+    heard: float
+    host: str
+    about: Mapping[str, str]
+
+
+class Ranks(Protocol):
+    """The ranks as they are now."""
+
+    now: float
+    """Seconds, of a clock that never goes back."""
+    world_size: int
+    beat_interval: float
+    """Seconds after which a rank has said where it is, at the latest."""
+    seconds_per_step: float | None
+    """None: too few steps were seen."""
+
+    def connected(self) -> Sequence[Rank]:
+        """All ranks that can be told something, in order."""
+
+    def get(self, rank: int) -> Rank | None:
+        """One of them; None: it is not connected."""
+
+
+class Part(Protocol):
+    """One thing that ranks can be told. The kinds of its questions, commands and reports begin with its name."""
+
+    def restore(self, decisions: Mapping[str, Facts]) -> None:
+        """The collector starts: these are the newest decisions, by key, oldest first."""
+
+    def asked(self, kind: str, facts: Facts, ranks: Ranks, /) -> tuple[Sequence[Move], Mapping[str, Any]]:
+        """A command line asks; the answer is a JSON object. Raises RankdError with the reason why not."""
+
+    def reported(self, rank: int, kind: str, facts: Facts, ranks: Ranks, /) -> Sequence[Move]:
+        """A rank reports. Whatever it says, this raises nothing but RankdError."""
+
+    def joined(self, rank: int, ranks: Ranks, /) -> Sequence[Move]:
+        """A rank is connected, perhaps again, perhaps as another process."""
+
+    def tick(self, ranks: Ranks, /) -> Sequence[Move]:
+        """Called some times a second."""

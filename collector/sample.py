@@ -1,0 +1,59 @@
+"""`rankd sample OUTPUT --interval 1 --for-steps 500`: record other steps than configured, on all ranks alike."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .asking import Asker
+from .protocol.errors import RankdError
+from .protocol.ranges import ranges
+from .sampler import SAMPLE, STATUS
+
+__all__ = ["add_arguments", "run"]
+
+# How long ranks may take to confirm; one that sits in a long step still answers, its sender is a thread of its own.
+_CONFIRM_WITHIN = 10.0
+_LOOK_EVERY = 0.1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("output", type=Path, help="the run's output directory")
+    parser.add_argument("--interval", type=int, metavar="N", help="write each Nth step (and compute it)")
+    parser.add_argument("--step-interval", type=int, metavar="N", help="compute, and check, each Nth step")
+    parser.add_argument("--print-interval", type=int, metavar="N", help="print each Nth step to the ranks' output")
+    parser.add_argument("--for-steps", type=int, metavar="N", help="and go back after N steps; without: for good")
+    parser.add_argument("--reset", action="store_true", help="as configured again, from the next possible step on")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: all ranks that are connected change at the same step; 1: some have not said so."""
+    rates = {"interval": args.interval, "step_interval": args.step_interval, "print_interval": args.print_interval}
+    given = {name: value for name, value in rates.items() if value is not None}
+    if args.reset == bool(given) or (args.reset and args.for_steps is not None):
+        raise RankdError("give --interval, --step-interval or --print-interval, or else --reset alone")
+    if args.for_steps is not None:
+        given["for_steps"] = args.for_steps
+    with Asker.of(args.output) as asker:
+        answer = asker.ask(SAMPLE, given)
+        deadline = time.monotonic() + _CONFIRM_WITHIN
+        while answer["waiting"] and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY)
+            answer = asker.ask(STATUS)
+    print(_text(answer))
+    return 1 if answer["waiting"] else 0
+
+
+def _text(answer: Mapping[str, Any]) -> str:
+    facts, confirmed, waiting = answer["facts"], answer["confirmed"], answer["waiting"]
+    given = ", ".join(
+        f"{name} {facts[name]}" for name in ("interval", "step_interval", "print_interval") if facts.get(name)
+    )
+    steps = f"from step {facts['first']} on" if facts["last"] is None else f"steps {facts['first']} to {facts['last']}"
+    ranks = f"{'ranks' if len(confirmed) != 1 else 'rank'} {ranges(confirmed) or 'none'}"
+    silent = f"; not confirmed by {ranges(waiting)}" if waiting else ""
+    return f"{steps}: {given or 'as configured'}; confirmed by {ranks}{silent}"

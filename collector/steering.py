@@ -1,0 +1,111 @@
+"""Questions of command lines, and what ranks are told: joins the parts that steer with the run. No sockets here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from .intake import Session
+from .protocol.checks import shown
+from .protocol.errors import ProtocolError, RankdError
+from .protocol.messages import Ask, Facts, Report
+from .protocol.steering import Move, Part, Rank
+from .run import Run
+from .status import Beats, Latest
+
+__all__ = ["RanksNow", "Steering"]
+
+
+class RanksNow:
+    """The connected ranks, looked at when somebody asks: see `protocol.steering.Ranks`.
+
+    Args:
+        sessions: of the connected processes, by rank.
+        now: seconds, as the beats have it.
+    """
+
+    def __init__(
+        self, run: Run, beats: Beats, latest: Latest, sessions: Mapping[int, Session], now: float, beat_interval: float
+    ) -> None:
+        self.now = now
+        self.beat_interval = beat_interval
+        self.world_size = run.intake.attempt.world_size if run.intake.attempt else 0
+        self.seconds_per_step = latest.seconds_per_step()
+        self._beats = beats
+        self._sessions = sessions
+
+    def connected(self) -> Sequence[Rank]:
+        """All of them, in order."""
+        return [self._rank(self._sessions[rank]) for rank in sorted(self._sessions)]
+
+    def get(self, rank: int) -> Rank | None:
+        """One of them."""
+        session = self._sessions.get(rank)
+        return None if session is None else self._rank(session)
+
+    def _rank(self, session: Session) -> Rank:
+        beat = self._beats.of(session.rank)
+        step, heard = (0, float("inf")) if beat is None else (beat[0].step, self.now - beat[1])
+        hello = session.hello
+        return Rank(session.rank, max(step, session.step or 0), heard, hello.host, hello.about)
+
+
+class Steering:
+    """The parts by name; a kind is its part's name, or that and a dot and more.
+
+    Args:
+        parts: see `protocol.steering.Part`.
+        ranks: the ranks as they are now.
+    """
+
+    def __init__(self, parts: Mapping[str, Part], ranks: Callable[[], RanksNow]) -> None:
+        self._parts = parts
+        self._ranks = ranks
+
+    def restore(self, decisions: Mapping[str, Mapping[str, Facts]]) -> None:
+        """The collector starts."""
+        for name, part in self._parts.items():
+            part.restore(decisions.get(name, {}))
+
+    def asked(self, ask: Ask) -> tuple[Sequence[Move], bytes]:
+        """What to do, and the answer once it is done, as JSON.
+
+        Raises:
+            RankdError: it cannot be done; says why.
+        """
+        part = self._part(ask.kind)
+        if part is None:
+            raise RankdError(f"this collector knows no {shown(ask.kind)}; it knows {', '.join(sorted(self._parts))}")
+        moves, answer = part.asked(ask.kind, ask.facts, self._ranks())
+        return moves, _json(answer)
+
+    def reported(self, rank: int, report: Report) -> Sequence[Move]:
+        """A rank reports.
+
+        Raises:
+            ProtocolError: about nothing that there is.
+        """
+        part = self._part(report.kind)
+        if part is None:
+            raise ProtocolError(f"a report about {shown(report.kind)}")
+        return part.reported(rank, report.kind, report.facts, self._ranks())
+
+    def joined(self, rank: int) -> Sequence[Move]:
+        """A rank was welcomed."""
+        return self._all(part.joined(rank, self._ranks()) for part in self._parts.values())
+
+    def tick(self) -> Sequence[Move]:
+        """Called some times a second."""
+        return self._all(part.tick(self._ranks()) for part in self._parts.values())
+
+    def _part(self, kind: str) -> Part | None:
+        return self._parts.get(kind.split(".")[0])
+
+    @staticmethod
+    def _all(moves: Iterable[Sequence[Move]]) -> list[Move]:
+        return [move for each in moves for move in each]
+
+
+def _json(answer: Mapping[str, Any]) -> bytes:
+    return json.dumps(answer, allow_nan=False).encode()
