@@ -26,6 +26,7 @@ from .settings import (
     choice,
     file_path,
     flag,
+    integer,
     list_of,
     misfit,
     optional,
@@ -34,7 +35,7 @@ from .settings import (
     subsection,
 )
 
-__all__ = ["JournalConfig", "OutputConfig", "RankdConfig", "SpoolConfig", "output_of"]
+__all__ = ["JournalConfig", "OutputConfig", "ProfileConfig", "RankdConfig", "SpoolConfig", "output_of"]
 
 # One micro-step of a few hundred parameters takes some 10 kB; a smaller spool would drop even that.
 _MIN_SPOOL = 64 * KIB
@@ -194,6 +195,22 @@ class OutputConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileConfig(Settings):
+    """`rankd.profile`: what profiling on demand (`rankd profile`) may cost one run.
+
+    Attributes:
+        sessions: so many sessions; 0 switches it off.
+        size: bytes of all that is profiled, the configuration's window too; None: no limit.
+    """
+
+    dotted: ClassVar[str] = "rankd.profile"
+
+    # The collector's checkpoints keep 64 decisions of a kind.
+    sessions: int = setting(integer(0, 60), 50)
+    size: int | None = setting(optional(byte_size(low=0)), None)
+
+
+@dataclass(frozen=True, slots=True)
 class RankdConfig(Settings):
     """The `rankd:` section: where the logs go, and how agents and collector treat each other.
 
@@ -214,6 +231,7 @@ class RankdConfig(Settings):
         exit_timeout: seconds a training process waits at its exit for the last acknowledgements.
         spool: see SpoolConfig.
         journal: see JournalConfig.
+        profile: see ProfileConfig.
         outputs: where records go besides the text logs; see OutputConfig.
     """
 
@@ -231,6 +249,7 @@ class RankdConfig(Settings):
     exit_timeout: float = setting(seconds(zero=True), 5.0)
     spool: SpoolConfig = setting(subsection(SpoolConfig), SpoolConfig())
     journal: JournalConfig = setting(subsection(JournalConfig), JournalConfig())
+    profile: ProfileConfig = setting(subsection(ProfileConfig), ProfileConfig())
     outputs: tuple[OutputConfig, ...] = setting(list_of(subsection(OutputConfig)), ())
 
     def conflicts(self) -> Iterator[Misfit]:

@@ -17,10 +17,13 @@ import resource
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from ..profiler_ctl.asked import KIND
+from ..profiler_ctl.coordinator import Limits
+from ..profiler_ctl.part import ProfilingPart
 from .accounts import account_table
 from .config import RankdConfig
 from .description import describe, readable
@@ -141,7 +144,10 @@ class Collector:
             spools=config.spool.place(config.output),
             beat_interval=config.beat_interval,
         )
-        self._steering = Steering({SAMPLE: Sampler()}, self._ranks_now)
+        limits = Limits(config.profile.sessions, config.profile.size)
+        self._profiling = ProfilingPart(limits, config.beat_interval)
+        self._profiles_told = 0
+        self._steering = Steering({SAMPLE: Sampler(), KIND: self._profiling}, self._ranks_now)
         self._steering.restore(self._run.decisions)
 
     def _recover(self) -> None:
@@ -223,12 +229,12 @@ class Collector:
                 quiet_since = quiet_since and min(quiet_since + turn, now)
             before = now
             if self._run.finished and not self._run.ended and self._rescue.settled(now):
-                self._commit([Ended()])
+                self._end()
                 return 0
             quiet_since = (quiet_since or now) if self._nobody_left() else None
             lingered = quiet_since is not None and now - quiet_since >= self._config.linger
             if lingered and self._rescue.settled(now):
-                self._commit([Ended()])
+                self._end()
                 return 1
             never_heard = not self._peers and not self._run.counting()
             if never_heard and self._patience is not None and now - started > self._patience:
@@ -240,6 +246,12 @@ class Collector:
                 self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
                 self._commit(self._rescue.due(now))
                 self._steer(self._steering.tick())
+                self._tell_profiles()
+
+    def _end(self) -> None:
+        self._steer(self._steering.ending())
+        self._tell_profiles()
+        self._commit([Ended()])
 
     def _nobody_left(self) -> bool:
         """No rank is alive or expected, but some have not said goodbye."""
@@ -373,6 +385,15 @@ class Collector:
                 case Tell() if (peer := peers.get(move.rank)) is not None:
                     session = self._peers[peer].hello.session
                     self._send(peer, Command.proved(self._run_key, session, move.kind, move.facts))
+
+    def _tell_profiles(self) -> None:
+        """For `rankd profile status` and its like, also when the run is over."""
+        if self._profiles_told == self._profiling.changes:
+            return
+        self._profiles_told = self._profiling.changes
+        told = {"version": 1, "sessions": self._profiling.status()}
+        with suppress(OSError):
+            self._place.tell_profiles(json.dumps(told, allow_nan=False) + "\n")
 
     # -- taking -------------------------------------------------------------------------------------------------------
 

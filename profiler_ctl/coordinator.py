@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from ..collector.protocol.checks import MAX_STEP
 from ..collector.protocol.errors import RankdError, RecordError
-from ..collector.protocol.ranges import spans
+from ..collector.protocol.ranges import parse_ranks, spans
 from .agreement import Agreement, Phase
 from .asked import STATIC, Asked, Body, ProfilerOptions, Value, estimated_bytes, integer, text
 from .choosing import Choice, RankFacts
@@ -30,6 +30,12 @@ ARM_TIMEOUT = 15.0
 _MARGIN = 1.0
 # Ranks that differ are told of together: nodes do not start in the same second.
 _DIFFERENCES_AFTER = 5.0
+# The key of their decision; sessions have names of their own.
+_DIFFERENCES = "differences"
+# What a journalled text may hold.
+_LONGEST_RANKS = 8_000
+# Facts that change with each rank that is through.
+_PROGRESS = ("done", "bytes", "step_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +101,14 @@ class Coordinator:
         self._warn_at: float | None = None
         self._warned = ""
         # The process of rank 0 that the configuration's session is of.
-        self._static_of = 0
+        self._static_of: int | None = None
         self._out: list[Outcome] = []
+        self._known_pace: float | None = None
+        # Of sessions from before a restart: their bytes, and the most of a step.
+        self._before: dict[str, tuple[int, int]] = {}
         self.sessions: dict[str, Agreement] = {}
+        # Counts what `status` shows.
+        self.changes = 0
         # What was journalled of each: what differs is to be.
         self._journalled: dict[str, dict[str, Value]] = {}
         self._recall(decided)
@@ -141,28 +152,33 @@ class Coordinator:
         self._ranks.pop(rank, None)
         for session in self._with(rank):
             session.gone(rank, why)
+            self.changes += 1
             self._settle(session, now)
 
     def at(self, rank: int, step: int, now: float) -> None:
         """This rank is at this global step."""
         self._pace.at(rank, step, now)
 
+    def connected(self, ranks: Iterable[int]) -> None:
+        """Only these ranks can be told something now; the others may come back."""
+        here = set(ranks)
+        self._ranks = {rank: known for rank, known in self._ranks.items() if rank in here}
+
     def reported(self, rank: int, body: Body, now: float) -> None:
         """A report of this rank; one that names no session of this rank's changes nothing."""
-        step = integer(body, "step")
-        if step is not None and rank in self._ranks:
-            self._pace.at(rank, max(step, self._pace.step(rank)), now)
         session = self.sessions.get(text(body, "session"))
-        if session is None or rank not in session.parts or not session.reported(rank, body):
+        if session is None or rank not in session.parts:
             return
-        part = session.parts[rank]
-        if part.finished:
-            key = f"{session.name}/{rank}"
-            self._decide(key, {name: value for name, value in body.items() if name not in ("serial", "step")}, "")
-        self._settle(session, now)
+        step = integer(body, "step")
+        if step is not None:
+            self._pace.at(rank, max(step, self._pace.step(rank)), now)
+        if session.reported(rank, body):
+            self.changes += 1
+            self._settle(session, now, progress=False)
 
-    def tick(self, now: float) -> None:
-        """What time has made due."""
+    def tick(self, now: float, seconds_per_step: float | None = None) -> None:
+        """What time has made due; the pace of training, where that is known otherwise."""
+        self._known_pace = seconds_per_step
         if self._warn_at is not None and (now >= self._warn_at or len(self._sections) >= self._world_size):
             self._warn_of_differences()
         for session in self.sessions.values():
@@ -182,17 +198,32 @@ class Coordinator:
             raise RecordError(f"profile: found {what!r}, allowed: {', '.join(asks)}")
         return asks[what](body, now)
 
+    def status(self) -> list[dict[str, object]]:
+        """All sessions and their ranks, as JSON holds them."""
+        return [{"name": name, **self._facts(each), "parts": _parts(each)} for name, each in self.sessions.items()]
+
+    @property
+    def undecided(self) -> bool:
+        """Ranks are waited for, so that a step can be chosen."""
+        return any(session.phase is Phase.PROPOSED for session in self.sessions.values())
+
+    def live(self) -> dict[int, None]:
+        """The ranks that a session waits for."""
+        sessions = (session for session in self.sessions.values() if not session.phase.final)
+        return {rank: None for session in sessions for rank, part in session.parts.items() if not part.over}
+
     def _start(self, body: Body, now: float) -> dict[str, Value]:
         asked, choice = Asked.from_body(body), Choice.from_body(body)
         ranks = choice.of({rank: self._facts_of(rank) for rank in self._ranks}, self._world_size)
-        name = f"p{sum(session != STATIC for session in self.sessions) + 1}"
+        numbers = (int(name[1:]) for name in self.sessions if name != STATIC)
+        name = f"p{max(numbers, default=0) + 1}"
         session = Agreement(name, ranks, asked, now + ARM_TIMEOUT)
         objection = self._limit(asked, ranks) or self._obstacle(session, asked.at)
         if objection is None and asked.at is not None:
             objection = self._too_late(session, asked.at)
         if objection is not None:
             raise RecordError(objection)
-        if len(spans(ranks)) > 1_000:
+        if len(spans(ranks)) > _LONGEST_RANKS:
             raise RecordError("too many separate ranks to write down; choose ranges of ranks")
         self.sessions[name] = session
         self._settle(session, now)
@@ -228,21 +259,40 @@ class Coordinator:
                 )
         return None
 
-    @staticmethod
-    def bytes_of(session: Agreement) -> int:
+    def bytes_of(self, session: Agreement) -> int:
         """What the ranks have written, as they report."""
-        return sum(integer(part.report, "bytes") or 0 for part in session.parts.values())
+        reported = sum(integer(part.report, "bytes") or 0 for part in session.parts.values())
+        return max(reported, self._before.get(session.name, (0, 0))[0])
 
     def measured(self, options: ProfilerOptions) -> int | None:
         """The most bytes a step that a rank has reported with these options; None: nobody has."""
+        found = [self._step_bytes(session) for session in self.sessions.values() if session.asked.options == options]
+        return max(found, default=0) or None
+
+    def _step_bytes(self, session: Agreement) -> int:
         found = [
             (integer(part.report, "bytes") or 0) // count
-            for session in self.sessions.values()
-            if session.asked.options == options
             for part in session.parts.values()
             if (count := integer(part.report, "count"))
         ]
-        return max(found, default=None)
+        return max(found, default=self._before.get(session.name, (0, 0))[1])
+
+    def _line(self, session: Agreement) -> str:
+        """A session's line in the log."""
+        ranks = f"{'rank' if len(session.parts) == 1 else 'ranks'} {spans(session.parts)}"
+        done = [rank for rank, part in session.parts.items() if part.well]
+        match session.phase:
+            case Phase.PROPOSED:
+                what = f"{session.asked.steps} {'step' if session.asked.steps == 1 else 'steps'}"
+                said = f"proposed to {ranks}: {what}, level {session.asked.options.level}"
+            case Phase.COMMITTED:
+                said = f"steps {session.window} on {ranks}"
+            case Phase.DONE:
+                said = f"done: steps {session.window} on {ranks}, {self.bytes_of(session)} bytes"
+            case _:
+                also = f"; done: {spans(done)}" if done else ""
+                said = f"{session.phase.value}: {session.reason}{also}"
+        return f"{session.name} {said}"
 
     # -- one step for all ---------------------------------------------------------------------------------------------
 
@@ -273,7 +323,7 @@ class Coordinator:
 
     def _decide_step(self, session: Agreement, now: float) -> None:
         """All have armed: choose the step, or find that there is none."""
-        first = self._pace.reachable(session.parts, self._margin, now)
+        first = self._pace.reachable(session.parts, self._margin, now, self._known_pace)
         front = max(map(self._pace.step, session.parts))
         if first is None:
             if now < session.deadline:
@@ -295,13 +345,19 @@ class Coordinator:
             return
         session.commit(Window(start, start + session.asked.steps - 1))
 
-    def _settle(self, session: Agreement, now: float) -> None:
-        """Journal what has changed of a session, and say what is due."""
+    def _settle(self, session: Agreement, now: float, *, progress: bool = True) -> None:
+        """Journal what has changed of a session, and say what is due.
+
+        Args:
+            progress: also that more ranks are through; a thousand of them are through within a second.
+        """
         if session.ready:
             self._decide_step(session, now)
         facts = self._facts(session)
-        if facts != self._journalled.get(session.name):
-            self._decide(session.name, facts, _line(session))
+        before = self._journalled.get(session.name)
+        changed = before is None or any(facts[name] != before.get(name) for name in facts if name not in _PROGRESS)
+        if changed or (progress and facts != before):
+            self._decide(session.name, facts, self._line(session) if changed else "")
         for rank in session.parts:
             # Most sessions are over, and most ranks have nothing to hear.
             if rank in self._ranks and (command := session.due(rank, now)) is not None:
@@ -309,12 +365,15 @@ class Coordinator:
                 self._out.append(Tell(rank, {**command, "bytes_per_step": measured}))
 
     def _facts(self, session: Agreement) -> dict[str, Value]:
-        facts = session.facts()
+        done = spans(rank for rank, part in session.parts.items() if part.well)
+        size, step = self.bytes_of(session), self._step_bytes(session)
+        facts = {**session.facts(), "done": done, "bytes": size, "step_bytes": step}
         return {**facts, "process": self._static_of} if session.name == STATIC else facts
 
     def _decide(self, key: str, facts: Body, line: str) -> None:
         if facts == self._journalled.get(key):
             return
+        self.changes += 1
         self._journalled[key] = dict(facts)
         self._out.append(Decide(key, dict(facts), line))
 
@@ -361,48 +420,41 @@ class Coordinator:
         self._warn_at = None
         if 0 not in self._sections:
             return
-        lines = "; ".join(differences(self._sections))
+        lines = "; ".join(differences(self._sections))[:2_000]
         if lines and lines != self._warned:
             self._warned = lines
-            said = f"the ranks' profiler sections differ, and rank 0's is used: {lines}"[:2_000]
-            self._decide("differences", {"text": said[:1_000]}, said)
+            said = f"the ranks' profiler sections differ, and rank 0's is used: {lines}"
+            self._decide(_DIFFERENCES, {"text": lines}, said)
 
     # -- restart ------------------------------------------------------------------------------------------------------
 
     def _recall(self, decided: Iterable[tuple[str, Body]]) -> None:
         for key, facts in decided:
             self._journalled[key] = dict(facts)
-            name, _, rank = key.partition("/")
+            if key == _DIFFERENCES:
+                self._warned = text(facts, "text")
+                continue
             try:
-                if rank:
-                    self.sessions[name].recall(int(rank), facts)
-                elif key != "differences":
-                    self.sessions[name] = Agreement.from_facts(name, facts)
-                    self._static_of = integer(facts, "process") or self._static_of
-            except (RankdError, KeyError, ValueError):
+                session = self.sessions[key] = Agreement.from_facts(key, facts)
+                for rank in parse_ranks(done) if (done := text(facts, "done")) else ():
+                    session.recall(rank, {"state": State.DONE.value})
+            except RankdError:
                 # Of another version: it is not gone on with.
                 continue
+            if key == STATIC:
+                self._static_of = integer(facts, "process")
+            self._before[key] = (integer(facts, "bytes") or 0, integer(facts, "step_bytes") or 0)
+
+
+def _parts(session: Agreement) -> list[dict[str, object]]:
+    named = ("state", "reason", "first", "last", "count", "path", "bytes", "seconds", "covered")
+    return [
+        {"rank": rank, **{name: part.report[name] for name in named if name in part.report}, "outcome": part.outcome()}
+        for rank, part in session.parts.items()
+    ]
 
 
 def _busy(session: Agreement, rank: int) -> bool:
     """Whether the profiler of this rank is this session's, or will be."""
     part = session.parts[rank]
     return not part.over and part.state != State.EXPORTING.value
-
-
-def _line(session: Agreement) -> str:
-    """A session's line in the log."""
-    ranks = f"{'rank' if len(session.parts) == 1 else 'ranks'} {spans(session.parts)}"
-    done = [rank for rank, part in session.parts.items() if part.well]
-    match session.phase:
-        case Phase.PROPOSED:
-            what = f"{session.asked.steps} {'step' if session.asked.steps == 1 else 'steps'}"
-            said = f"proposed to {ranks}: {what}, level {session.asked.options.level}"
-        case Phase.COMMITTED:
-            said = f"steps {session.window} on {ranks}"
-        case Phase.DONE:
-            said = f"done: steps {session.window} on {ranks}, {Coordinator.bytes_of(session)} bytes"
-        case _:
-            also = f"; done: {spans(done)}" if done else ""
-            said = f"{session.phase.value}: {session.reason}{also}"
-    return f"{session.name} {said}"

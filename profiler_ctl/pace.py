@@ -52,10 +52,14 @@ class Pace:
         found = [each for rank in ranks for each in (self._slope(rank, _SEEN), self._slope(rank, 2)) if each]
         return min(found, default=None)
 
-    def reachable(self, ranks: Iterable[int], margin: float, now: float) -> int | None:
-        """The first step that none of these will have begun `margin` seconds from now; None: the pace is not known."""
+    def reachable(self, ranks: Iterable[int], margin: float, now: float, known: float | None = None) -> int | None:
+        """The first step that none of these will have begun `margin` seconds from now; None: the pace is not known.
+
+        Args:
+            known: seconds a step, from elsewhere.
+        """
         chosen = list(ranks)
-        pace = self.fastest(chosen)
+        pace = min((each for each in (self.fastest(chosen), known) if each), default=None)
         if pace is None:
             return None
         steps = (self.step(rank) + (now - self._heard[rank]) / pace for rank in chosen if rank in self._heard)

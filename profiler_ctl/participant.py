@@ -118,8 +118,8 @@ class Participant:
 
     # -- what the collector says (the sender's thread) ----------------------------------------------------------------
 
-    def command(self, body: Body) -> None:
-        """A command of the collector; every one is answered with a report.
+    def command(self, body: Body) -> tuple[()]:
+        """A command of the collector; every one is answered with a report, by `report` and not by what is returned.
 
         Raises:
             RecordError: it is none.
@@ -135,7 +135,7 @@ class Participant:
             raise RecordError(f"{KIND}: no such command: {what!r} for session {name!r}")
         with self._lock:
             if self._closed:
-                return
+                return ()
             handlers[what](name, body)
             if name in self._sessions:
                 self._tell(self._sessions[name])
@@ -143,6 +143,7 @@ class Participant:
                 self._unknown[name] = None
                 self._send({"session": name, "state": UNKNOWN})
             self._forget()
+        return ()
 
     def _propose(self, name: str, body: Body) -> None:
         # Proposed again, or called off before this came.

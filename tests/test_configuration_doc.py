@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rankd.agent.config import MaxLogitsConfig, MoeMonitorConfig, OlderMonitorConfig, TrainStateConfig
-from rankd.collector.config import JournalConfig, OutputConfig, RankdConfig, SpoolConfig
+from rankd.collector.config import JournalConfig, OutputConfig, ProfileConfig, RankdConfig, SpoolConfig
 from rankd.collector.settings import MIB, Settings
 from rankd.profiler_ctl.config import ProfilerConfig
 
@@ -25,6 +25,7 @@ SECTIONS = {
     "rankd": RankdConfig,
     "rankd.spool": SpoolConfig,
     "rankd.journal": JournalConfig,
+    "rankd.profile": ProfileConfig,
     "rankd.outputs[]": OutputConfig,
 }
 KEYS = [

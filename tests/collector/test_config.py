@@ -31,6 +31,7 @@ def test_defaults() -> None:
         "exit_timeout": 5.0,
         "spool": {"directory": None, "size": 64 * MIB},
         "journal": {"segment_size": 64 * MIB, "durability": "process", "keep": None},
+        "profile": {"sessions": 50, "size": None},
         "outputs": [],
     }
 

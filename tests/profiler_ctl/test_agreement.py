@@ -104,6 +104,15 @@ def test_a_rank_that_dies_is_reported_and_the_others_finish() -> None:
     assert [rank for rank, part in session.parts.items() if part.well] == [0, 8]
 
 
+def test_a_rank_whose_profiler_fails_is_reported_and_the_others_finish() -> None:
+    """The session has failed, for that rank."""
+    session, said = committed(0, 1)
+    said(1, "failed", reason="OSError: no luck")
+    assert session.phase is Phase.COMMITTED
+    said(0, "done")
+    assert (session.phase, session.reason) == (Phase.FAILED, "rank 1: failed: OSError: no luck")
+
+
 def test_a_session_that_is_stopped_ends_when_all_have() -> None:
     """Whatever they had recorded."""
     session, said = committed(0, 8)

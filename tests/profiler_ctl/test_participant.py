@@ -220,6 +220,28 @@ def test_a_rank_takes_rank_0s_choice_of_ranks(tmp_path: Path) -> None:
     assert rank.side.notes() == ["aborted: no steps (rank 0's configuration does not choose this rank)"]
 
 
+def test_only_the_ranks_of_the_configuration_write(tmp_path: Path) -> None:
+    """`profiler_rank: [0, 3]` of 8 gives two directories, rank_0 and rank_3 (torchtitan 1035)."""
+    config = ProfilerConfig(enable_profiling=True, end_step=2, profiler_rank=(0, 3))
+    for rank in range(8):
+        side = Participant(rank, config, lambda _: None, cwd=tmp_path, profiler=ScriptedProfiler())
+        for step in range(1, 4):
+            side.step_begin(step)
+            side.step_end(step)
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["rank_0", "rank_3"]
+
+
+def test_a_profiler_that_raises_costs_its_rank_the_session_and_no_more(tmp_path: Path) -> None:
+    """The steps go on, and the report says failed, and why (VeOmni 957)."""
+    rank = Rank(tmp_path)
+    rank.side._factory = ScriptedProfiler(fails="step")
+    rank.propose()
+    rank.commit(2, 3)
+    rank.train(1, 9)
+    assert (rank.states()[-1], rank.reports[-1]["reason"]) == ("failed", "OSError: no luck in step")
+    assert rank.propose("p2") == "armed"
+
+
 def test_training_that_ends_ends_all_sessions(tmp_path: Path) -> None:
     """And then nothing is answered any more."""
     rank = Rank(tmp_path, STATIC)
