@@ -113,11 +113,11 @@ class Choice:
     def _by_number(self, present: Mapping[int, RankFacts], world_size: int) -> list[int]:
         if self.ranks is None or self.ranks == "all":
             if not present:
-                raise RecordError("no rank is there")
+                raise RecordError("no rank is connected")
             return sorted(present)
         wanted = sorted(parse_ranks(self.ranks))
         _refuse("is not in this job", "are not in this job", [r for r in wanted if r >= world_size], world_size)
-        _refuse("is not there", "are not there", [r for r in wanted if r not in present], world_size)
+        _refuse("is not connected", "are not connected", [r for r in wanted if r not in present], world_size)
         return wanted
 
 

@@ -136,11 +136,9 @@ class Coordinator:
         total_steps: int | None = None,
     ) -> None:
         """A process of this rank has said hello: a new one (another number), or one that is back."""
-        before = self._ranks.get(rank)
         self._ranks[rank] = _Rank(host, about or {}, process)
         self._world_size, self._total_steps = world_size, total_steps
-        if before is None or before.process != process:
-            self._pace.restart(rank)
+        self._pace.joined(rank, now)
         for session in self._with(rank):
             session.joined(rank)
         self._configured(rank, process, now)

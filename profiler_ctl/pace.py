@@ -10,6 +10,10 @@ __all__ = ["Pace"]
 
 # The pace is that of these last changes of a rank's step.
 _SEEN = 8
+# A rank that was away sends what it has kept, in a burst that says nothing of its pace; in seconds.
+_BURST = 1.0
+# Over a shorter time a change of the step says more of the network than of training.
+_SHORTEST = 0.3
 
 
 class Pace:
@@ -19,20 +23,23 @@ class Pace:
         # When each rank came to its last steps, and when it was last heard to be at the latest of them.
         self._seen: dict[int, deque[tuple[int, float]]] = {}
         self._heard: dict[int, float] = {}
+        self._joined: dict[int, float] = {}
 
     def at(self, rank: int, step: int, now: float) -> None:
         """This rank is at `step` (0: before the first)."""
         self._heard[rank] = now
         seen = self._seen.setdefault(rank, deque(maxlen=_SEEN))
-        if seen and step < seen[-1][0]:
-            # Training went back: a resume.
+        # Training went back: a resume.
+        back = bool(seen) and step < seen[-1][0]
+        if back or now - self._joined.get(rank, -math.inf) < _BURST:
             seen.clear()
         if not seen or step > seen[-1][0]:
             seen.append((step, now))
 
-    def restart(self, rank: int) -> None:
-        """A new process of this rank: nothing is known."""
+    def joined(self, rank: int, now: float) -> None:
+        """This rank is there, again or for the first time."""
         self._seen.pop(rank, None)
+        self._joined[rank] = now
 
     def step(self, rank: int) -> int:
         """The latest step that is known."""
@@ -77,4 +84,4 @@ class Pace:
         if len(seen) < 2:
             return None
         (first, began), (last, ended) = seen[0], seen[-1]
-        return (ended - began) / (last - first) if ended > began else None
+        return (ended - began) / (last - first) if ended - began >= _SHORTEST else None

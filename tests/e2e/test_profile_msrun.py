@@ -84,6 +84,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
     with job(folder, "profiled.py", CONFIG, ranks=4) as started:
         started.wait_for("the static window", lambda: state("static") == "done", WITHIN)
+        # A rank may still be looking for the collector; what all have sent is released.
+        logs = [folder / "out" / f"rank_{rank}" / "monitor.log" for rank in range(4)]
+        started.wait_for("all ranks", lambda: all(log.exists() for log in logs), WITHIN)
         said["p1"] = profile(folder, "start", "out", "--ranks", "0,2", "--steps", "3", "--wait")
         said["p2"] = profile(folder, "start", "out", "--slowest", "1", "--ranks", "2", "--steps", "2", "--level", "1",
                              "--memory", "--stack", "--output", "elsewhere", "--wait")  # fmt: skip

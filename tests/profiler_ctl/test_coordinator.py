@@ -159,7 +159,7 @@ def test_ranks_are_chosen_by_what_they_are_and_do() -> None:
     ("ranks", "more", "said"),
     [
         ("2,9", {}, r"rank 9 is not in this job \(0 to 3\)"),
-        ("3", {}, "rank 3 is not there"),
+        ("3", {}, "rank 3 is not connected"),
         ("0-2", {"pp_stage": 1}, "no rank has said its pipeline stage"),
         ("x", {}, "allowed: ranks"),
     ],

@@ -72,8 +72,8 @@ def test_a_session_from_the_question_to_its_end() -> None:
     moves = both.report(1, "armed", step=10)
     assert told(moves) == [(0, "commit"), (1, "commit")]
     (decided,) = [move for move in moves if isinstance(move, Decide)]
-    # 2 s of margin at 0.5 s a step, 0.2 s since they were heard to be at step 10, and one under way.
-    assert (decided.kind, decided.key, decided.facts["start"]) == ("profile", "p1", 16)
+    # 2 s of margin at 0.5 s a step, and one under way.
+    assert (decided.kind, decided.key, decided.facts["start"]) == ("profile", "p1", 15)
     for rank in (0, 1):
         both.report(rank, "done", bytes=10, count=2)
     assert (both.session()["phase"], both.session()["bytes"]) == ("done", 20)
