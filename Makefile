@@ -12,8 +12,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # More arguments for pytest: make quick PYTEST_ARGS="-k wire"
 PYTEST_ARGS ?=
-# Most tests wait for processes that they started; two at a time fit the smallest machine.
-PARALLEL ?= --numprocesses 2 --dist worksteal
+# Most tests wait for processes that they started; four at a time fit two cores.
+PARALLEL ?= --numprocesses 4 --dist worksteal
 # A folder for JUnit reports of `make test`.
 REPORTS ?=
 report = $(if $(REPORTS),--junitxml=$(REPORTS)/$(1).xml)

@@ -46,6 +46,7 @@ from .recover import Leftovers
 from .resampling import SAMPLE, Resampling
 from .sender import Sender
 from .spools import ABOUT_SPOOL, open_store, tidy, what_is_left
+from .stacks import STACKS, StackDump
 
 __all__ = ["Agent", "Step"]
 
@@ -398,6 +399,7 @@ class Agent:
         where = lambda: (self._step, self._micro_step)  # noqa: E731
         commands = Commands(hello.session, finder.key)
         commands.on(SAMPLE, self._resampling)
+        commands.on(STACKS, StackDump(where))
         self._profiles = self._plan_profiles(who, lambda: self._sender)
         commands.on(KIND, self._profiles.command)
         self._sender = Sender(self._outbox, hello, find, where=finder.where, position=where, obey=commands.obey)

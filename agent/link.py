@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..collector.protocol.wire import Ack, Command, Message, Refused, Welcome, Who
+from ..collector.protocol.wire import Ack, Command, Hello, Message, Refused, Welcome, Who
 
 __all__ = [
     "Acknowledged",
@@ -310,6 +310,12 @@ class Link:
         assert isinstance(message, Command)
         return [Obey(message)]
 
+    def _on_hello(self, message: Message, now: float) -> list[Action]:
+        assert isinstance(message, Hello)
+        # Where nobody listens, a connection within one machine can be given the very port that it looks for as its own,
+        # and then speaks with itself. It has to let go at once: a collector that wants the port could not have it.
+        return self.lost(f"nobody listens at {self._endpoint}", now)
+
     def _on_who(self, message: Message, now: float) -> list[Action]:
         assert isinstance(message, Who)
         return [self._greet(now)]
@@ -335,6 +341,7 @@ class Link:
 # What is not here changes nothing. A Who while GREETING answers what was sent before that hello, and the hello's own
 # answer follows it; if it does not, the hello times out.
 _ON_MESSAGE: dict[tuple[LinkState, type], Callable[[Link, Message, float], list[Action]]] = {
+    (LinkState.GREETING, Hello): Link._on_hello,
     (LinkState.GREETING, Welcome): Link._on_welcome,
     (LinkState.GREETING, Ack): Link._on_ack,
     (LinkState.GREETING, Refused): Link._on_refused,

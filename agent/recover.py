@@ -44,6 +44,8 @@ _TIMEOUT = 30.0
 _HOLD_BACK = 3.0
 # The other ranks of a node that starts again deliver what is theirs; what nobody has taken by then is anybody's.
 _GRACE = 20.0
+# How often it is looked whether what somebody else was delivering has been left behind after all.
+_AGAIN = 0.5
 # A delivery of somebody else is said by whoever started it; nothing is said about a collector that is away.
 _QUIET = Timing(warn_after=math.inf)
 
@@ -165,20 +167,29 @@ class Leftovers:
 
     def _guarded(self) -> None:
         try:
-            self._deliver(self._own)
-            if not self._stop.wait(_GRACE):
+            grace_over = time.monotonic() + _GRACE
+            held = self._deliver(self._own)
+            # Who delivers one may be killed over it, or give up.
+            while held and time.monotonic() < grace_over and not self._stop.wait(_AGAIN):
+                held = self._deliver(held)
+            if not self._stop.wait(max(0.0, grace_over - time.monotonic())):
                 remove_unfinished(self._directory)
                 self._deliver(find_spools(self._directory))
         except Exception:
             log.exception("what earlier processes left in %s was not delivered; training goes on", self._directory)
 
-    def _deliver(self, paths: Iterable[Path]) -> None:
+    def _deliver(self, paths: Iterable[Path]) -> list[Path]:
+        """Those that somebody else holds."""
+        held = []
         for path in paths:
             if self._stop.is_set():
-                return
+                break
             done = deliver(path, lambda _: self._find_endpoint, timeout=math.inf, stop=self._stop)
             if done.fate is Fate.DELIVERED:
                 log.info("left by an earlier process of this run: %s", done)
+            elif done.fate is Fate.ALIVE:
+                held.append(path)
+        return held
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -199,6 +210,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=_TIMEOUT, metavar="S", help=f"seconds for each spool (default {_TIMEOUT:g})"
     )
+    # For the collector of this host: what it has started must not go on, and hold the spool, when it is killed.
+    parser.add_argument("--parent", type=int, metavar="PID", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -206,13 +219,14 @@ def run(args: argparse.Namespace) -> int:
     if not args.paths and args.output is None:
         raise ConfigError("say which spool files, or with --output of which run")
     finder = functools.partial(_finder, args.output, args.endpoint)
+    stop = None if args.parent is None else _end_of(args.parent)
     fates = set()
     if args.paths:
         paths = [path for each in args.paths for path in (find_spools(each) if each.is_dir() else [each])]
     else:
         paths = find_spools(SpoolConfig().place(args.output))
     for path in _oldest_first(paths):
-        done = deliver(path, finder, timeout=args.timeout)
+        done = deliver(path, finder, timeout=args.timeout, stop=stop)
         print(done, flush=True)
         fates.add(done.fate)
     if not fates:
@@ -220,6 +234,19 @@ def run(args: argparse.Namespace) -> int:
     if Fate.LEFT in fates:
         return _SOMETHING_LEFT
     return _STILL_ALIVE if Fate.ALIVE in fates else _ALL_DELIVERED
+
+
+def _end_of(parent: int) -> threading.Event:
+    """Set once this process is no longer a child of `parent`."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK)
+        ended.set()
+
+    threading.Thread(target=watch, name="rankd-parent", daemon=True).start()
+    return ended
 
 
 def _oldest_first(paths: Iterable[Path]) -> list[Path]:

@@ -68,8 +68,9 @@ SEND_SPACING = 0.01
 _CLOSE_MARGIN = 1.0
 # A connection that is half open (the peer's host is gone) is noticed by libzmq's own thread within this, in ms.
 _HEARTBEAT_INTERVAL, _HEARTBEAT_TIMEOUT = 3_000, 10_000
-# Reconnecting to an endpoint where nobody listens, in ms.
-_RECONNECT_FIRST, _RECONNECT_MOST = 100, 2_000
+# libzmq's own next try to connect, in ms. It never comes to that: the link looks for the endpoint again before, as a
+# collector that was restarted may listen elsewhere.
+_RECONNECT = 10_000
 # Nothing is ever due (refused for good): still a number that poll takes, in seconds.
 _LONGEST_SLEEP = 3_600.0
 # They are small and rare; a collector that is not there gets the newest.
@@ -80,6 +81,7 @@ _MOST_RECEIVED_AT_ONCE = 1_000
 _LOUDNESS = {Warn: logging.WARNING, Tell: logging.INFO}
 
 _BROKEN = {
+    int(zmq.EVENT_CONNECT_RETRIED): "no connection to it comes about",
     int(zmq.EVENT_DISCONNECTED): "the connection broke",
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the handshake failed",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the handshake failed: another key, or no rankd collector",
@@ -137,8 +139,7 @@ class _Channel:
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_INTERVAL),
             (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT),
             (zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT),
-            (zmq.RECONNECT_IVL, _RECONNECT_FIRST),
-            (zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST),
+            (zmq.RECONNECT_IVL, _RECONNECT),
             (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
             # A full receive queue and heartbeats can make libzmq 4.3 abort the process (libzmq issues 3937, 4767); what
             # a collector says is small, and bounded by what it is asked.
@@ -203,7 +204,8 @@ class _Channel:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.DONTWAIT))
             except zmq.Again:
                 break
-            why = _BROKEN.get(int(event["event"]), why)
+            # The first says why; what follows is its consequence.
+            why = why or _BROKEN.get(int(event["event"]))
         return why
 
 

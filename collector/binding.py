@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import logging
 import socket as sockets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 
@@ -23,6 +25,14 @@ __all__ = ["Spot", "bind", "spots"]
 log = logging.getLogger("rankd.collector")
 
 _ANY = "*"
+# Another spot may be free, or ours.
+_ELSEWHERE_PERHAPS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV)
+# How long a port in use is waited for, in seconds. Somebody listens there: perhaps the collector before this one, which
+# is just ending. Nobody does: an outgoing connection of any process was given this port by the system, which keeps it
+# for 60 s even after its end.
+_PATIENCE, _LONGER_PATIENCE, _AGAIN = 3.0, 75.0, 0.1
+# Of Linux: what listens has this state in /proc/net/tcp.
+_SOCKETS, _LISTENS = ("/proc/net/tcp", "/proc/net/tcp6"), "0A"
 # An address for documentation: nothing is sent there, the routing table is asked which way it would go.
 _ELSEWHERE = "192.0.2.1"
 
@@ -65,25 +75,53 @@ def spots(config: RankdConfig, near: str | None = None) -> list[Spot]:
 
 
 def bind(socket: zmq.Socket[bytes], candidates: Sequence[Spot]) -> str:
-    """Bind to the first spot that is free and ours; what the agents connect to.
+    """Bind to the first spot that is free and ours; what the agents connect to. A port in use is waited for a little.
 
     Raises:
         RankdError: there is none; says why not, and which settings matter.
     """
+    started = time.monotonic()
+    told = False
+    while True:
+        spot, error = _first_free(socket, candidates)
+        if error is None:
+            break
+        patience = _PATIENCE if _somebody_listens(spot.port) else _LONGER_PATIENCE
+        if error.errno != errno.EADDRINUSE or time.monotonic() - started >= patience:
+            why = f"cannot listen on {spot.listen}: {_why(error)}; check rankd.endpoint and rankd.listen"
+            raise RankdError(why) from error
+        if not told:
+            log.warning("%s is in use; trying again for %g s", spot.listen, patience)
+            told = True
+        time.sleep(_AGAIN)
+    if spot.remark:
+        log.warning("%s", spot.remark)
+    bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+    return join_endpoint(spot.host, bound if spot.port == "*" else spot.port)
+
+
+def _first_free(socket: zmq.Socket[bytes], candidates: Sequence[Spot]) -> tuple[Spot, zmq.ZMQError | None]:
+    """The spot that the socket is bound to now; or the last that was tried, and why it is not to be had."""
     for spot in candidates:
         try:
             socket.bind(spot.listen)
         except zmq.ZMQError as e:
-            if spot is candidates[-1] or e.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENODEV):
-                raise RankdError(
-                    f"cannot listen on {spot.listen}: {_why(e)}; check rankd.endpoint and rankd.listen"
-                ) from e
+            if e.errno not in _ELSEWHERE_PERHAPS or spot is candidates[-1]:
+                return spot, e
         else:
-            if spot.remark:
-                log.warning("%s", spot.remark)
-            bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-            return join_endpoint(spot.host, bound if spot.port == "*" else spot.port)
+            return spot, None
     raise RankdError("there is nowhere to listen")
+
+
+def _somebody_listens(port: str) -> bool:
+    """Whether a socket of this machine listens on this port, at any address; not known: it is taken for granted."""
+    wanted = f"{int(port):04X}" if port.isdigit() else ""
+    try:
+        tables = [path.read_text() for path in map(Path, _SOCKETS) if path.exists()]
+    except OSError:
+        return True
+    sockets_of = (line.split() for table in tables for line in table.splitlines())
+    return any(line[1].endswith(f":{wanted}") and line[3] == _LISTENS for line in sockets_of)
 
 
 def _told(listen: str, endpoint: str | None) -> Spot:

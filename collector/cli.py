@@ -20,6 +20,7 @@ _COMMANDS = {
     "tail": (".tail", "show the merged log: its history, and as it grows"),
     "status": (".statusview", "one screen: where the run and each of its ranks are"),
     "sample": (".sample", "record other steps than configured, on all ranks from the same step on, and back"),
+    "stacks": (".stacksview", "where each rank is at this moment, for training that stands still"),
     "export": (".export", "a run's records at full precision, as JSON Lines, CSV or Parquet"),
     "parse": (".parsing", "text logs, also MindFormers' own, as records"),
     "profile": ("..profiler_ctl.cli", "profile chosen ranks while they train: start, status, stop, list, summary"),

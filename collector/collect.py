@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Collect until the run has ended; 0: all ranks have said goodbye, 1: some are missing, 128+N: signal N."""
+    """Collect until the run has ended; 0: all ranks have said goodbye, 1: some are missing, or records of some are left
+    in spool files, 128+N: signal N.
+    """
     _set_up_logging()
     config = RankdConfig.from_mapping(_section(args))
     changes = {key: value for key in ("output", "endpoint") if (value := getattr(args, key)) is not None}

@@ -10,7 +10,9 @@ The subprocess, and not this process, opens the files: the collector does not de
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -33,10 +35,15 @@ _SILENT_BEATS = 3
 # Looking at one costs a start of Python on this host. Not delivered, or alive: again after this many seconds, and then
 # each time after twice as many.
 _AGAIN_FIRST, _AGAIN_MOST = 5.0, 300.0
+# Once nothing else is waited for: who else may be delivering a spool (an agent, a person) has so long to do it, and it
+# is looked at so often. Longer than an agent takes to find a collector that was restarted.
+_END_PATIENCE, _AGAIN_AT_END = 10.0, 1.0
 # All ranks of a host may die at once; the rest wait.
 _AT_ONCE = 4
 # How long one delivery may take.
 _TIMEOUT = 30
+# Directories for temporary files that the processes of one run may have on one host.
+_MOST_DIRECTORIES = 16
 # The exit status of `rankd recover` when everything was delivered, and when the process is alive.
 _DELIVERED, _ALIVE = 0, 3
 # A hello's fact: where its process has its spool.
@@ -49,7 +56,8 @@ class _Case:
 
     again_at: float
     delay: float = _AGAIN_FIRST
-    tries: int = 0
+    tried_at: float = -math.inf
+    status: int | None = None
     recover: subprocess.Popen[str] | None = None
 
 
@@ -67,7 +75,10 @@ class Rescue:
         self._run = run
         self._liveness = liveness
         self._output = output.absolute()
-        self._spools = spools
+        # Where spools of this run lie on this host: where the collector would put one, and where processes said so.
+        self._directories = {spools}
+        self._run_name = spools.name
+        self._looked_at = 0
         self._beat_interval = beat_interval
         self._patience = _SILENT_BEATS * beat_interval
         self._host = socket.gethostname()
@@ -101,10 +112,24 @@ class Rescue:
             self._look(now)
         return out
 
-    def settled(self, now: float) -> bool:
-        """Every spool whose process is not heard has been tried; nothing is under way."""
+    def settled(self, now: float, since: float) -> bool:
+        """Whether the run may end: every spool on this host is delivered, or cannot be.
+
+        Args:
+            since: when the collector had nothing else to wait for. What was tried before is tried again: what stood in
+                the way then (another deliverer, a collector that was away) may be gone.
+        """
+        for case in self._cases.values():
+            if case.status == _ALIVE and case.tried_at >= since and now - since < _END_PATIENCE:
+                case.again_at = min(case.again_at, case.tried_at + _AGAIN_AT_END)
+            elif case.status is not None and case.tried_at < since:
+                case.again_at = min(case.again_at, since)
         self._look(now)
-        return all(case.tries and case.recover is None for case in self._cases.values())
+        return all(self._is_settled(case, now, since) for case in self._cases.values())
+
+    def left(self) -> list[Path]:
+        """Spool files on this host of processes that are not heard, and of which not everything is delivered."""
+        return sorted(filter(_exists, self._cases))
 
     def close(self) -> None:
         """End what is under way; what it has not delivered stays in its file."""
@@ -115,6 +140,13 @@ class Rescue:
         self._cases.clear()
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _is_settled(case: _Case, now: float, since: float) -> bool:
+        if case.recover is not None or case.tried_at < since:
+            return False
+        # Held by somebody: its own process, which has to end first, or another deliverer, which may fail.
+        return case.status != _ALIVE or now - since >= _END_PATIENCE
 
     def _lost(self, delivered: set[Path], now: float) -> list[Entry]:
         """The ranks whose process is gone and whose items are all stored, or whose deliverer says no more."""
@@ -146,7 +178,7 @@ class Rescue:
         under_way = sum(case.recover is not None for case in self._cases.values())
         due = [path for path, case in self._cases.items() if case.recover is None and case.again_at <= now]
         for path in due[: max(0, _AT_ONCE - under_way)]:
-            self._start(path, self._cases[path])
+            self._start(path, self._cases[path], now)
 
     def _claims(self) -> Iterator[tuple[Session, Path]]:
         """The current sessions of this host that have not ended, with their spools."""
@@ -159,17 +191,24 @@ class Rescue:
                 yield session, path
 
     def _files(self) -> set[Path]:
-        try:
-            return set(self._spools.glob("*.spool"))
-        except OSError:
-            return set()
+        sessions = self._run.intake.sessions
+        for session in sessions[self._looked_at :]:
+            path = _spool(session) if session.hello.host == self._host else None
+            if path is not None and path.parent.name == self._run_name and len(self._directories) < _MOST_DIRECTORIES:
+                self._directories.add(path.parent)
+        self._looked_at = len(sessions)
+        found: set[Path] = set()
+        for directory in self._directories:
+            with contextlib.suppress(OSError):
+                found.update(directory.glob("*.spool"))
+        return found
 
-    def _start(self, path: Path, case: _Case) -> None:
+    def _start(self, path: Path, case: _Case, now: float) -> None:
         command = [sys.executable, "-m", "rankd.collector", "recover", str(path), "--output", str(self._output)]
-        case.tries += 1
+        case.tried_at = now
         try:
             case.recover = subprocess.Popen(  # noqa: S603 - our own command, no shell
-                [*command, "--timeout", str(_TIMEOUT)],
+                [*command, "--timeout", str(_TIMEOUT), "--parent", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -178,7 +217,7 @@ class Rescue:
             )
         except OSError as e:
             log.warning("cannot start `rankd recover %s`: %s", path, e)
-            case.again_at += case.delay
+            case.again_at = now + case.delay
 
     def _ended(self, case: _Case, now: float) -> int | None:
         """The exit status of a delivery that has ended since the last time."""
@@ -187,7 +226,8 @@ class Rescue:
             return None
         # A few lines, which fit the pipe: this does not wait.
         said, _ = recover.communicate()
-        status, case.recover = recover.returncode, None
+        status = case.status = recover.returncode
+        case.recover = None
         case.again_at, case.delay = now + case.delay, min(2 * case.delay, _AGAIN_MOST)
         level = logging.DEBUG if status == _ALIVE else logging.INFO
         log.log(level, "recover (status %d): %s", status, said.strip())

@@ -17,7 +17,7 @@ import resource
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -29,16 +29,18 @@ from .config import RankdConfig
 from .description import describe, readable
 from .door import Door
 from .entries import Checkpoint, Decided, Ended, Entry, Opened, Stored, decode_entry, encode_entry
+from .fallbacks import Fallbacks
 from .intake import Session
 from .journal import Journal
 from .liveness import Liveness
 from .outputs import sink_of
 from .patience import PatientWriting, StopRequestedError
 from .place import Place
+from .profilefile import ProfileFile
 from .protocol.checks import printable, shown
 from .protocol.errors import LimitError, ProtocolError, RankdError, VersionError
 from .protocol.keys import RunKey
-from .protocol.steering import Decide, Move, Tell
+from .protocol.steering import Decide, Move, Part, Tell
 from .protocol.wire import (
     Ack,
     Answer,
@@ -58,6 +60,8 @@ from .protocol.wire import (
 from .rescue import Rescue
 from .run import RankState, Released, Run
 from .sampler import SAMPLE, Sampler
+from .sinks.speclog import MERGED_LOG
+from .stacks import STACKS, StackRequests
 from .statusfile import StatusFile
 from .steering import RanksNow, Steering
 
@@ -130,10 +134,11 @@ class Collector:
         self._deliverers: dict[bytes, Session] = {}
         self._signal = 0
         self._writing = PatientWriting(self._place.output, self._meanwhile)
-        # The oldest entry that a restart from the newest checkpoint may have to read.
-        self._fallback = 0
+        self._fallbacks = Fallbacks()
         self._writer = self._place.writer(self._run_id)
         self._described: object = None
+        # Spool files on this host that were not delivered when the run ended.
+        self._left: list[Path] = []
         self._recover()
         lost = [rank for rank, view in self._run.ranks.items() if view.state is RankState.LOST]
         self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold, lost=lost)
@@ -144,10 +149,10 @@ class Collector:
             spools=config.spool.place(config.output),
             beat_interval=config.beat_interval,
         )
-        limits = Limits(config.profile.sessions, config.profile.size)
-        self._profiling = ProfilingPart(limits, config.beat_interval)
-        self._profiles_told = 0
-        self._steering = Steering({SAMPLE: Sampler(), KIND: self._profiling}, self._ranks_now)
+        profiling = ProfilingPart(Limits(config.profile.sessions, config.profile.size), config.beat_interval)
+        self._profiles = ProfileFile(self._place, profiling)
+        parts: dict[str, Part] = {SAMPLE: Sampler(), STACKS: StackRequests(), KIND: profiling}
+        self._steering = Steering(parts, self._ranks_now)
         self._steering.restore(self._run.decisions)
 
     def _recover(self) -> None:
@@ -160,7 +165,8 @@ class Collector:
                 self._sink.resume(entry.sizes if isinstance(entry, Checkpoint) else {})
                 if isinstance(entry, Checkpoint):
                     self._run = Run.thaw(entry.state, self._journal.fetch)
-                    self._fallback = self._run.oldest_needed(otherwise=reference)
+                    needed = self._run.oldest_needed(otherwise=reference)
+                    self._fallbacks = Fallbacks(entry.sizes.get(MERGED_LOG, 0), needed)
             if not isinstance(entry, Checkpoint):
                 self._write(self._run.apply(entry, reference))
         self._sink.settle()
@@ -228,14 +234,13 @@ class Collector:
                 self._liveness.stalled(turn, now)
                 quiet_since = quiet_since and min(quiet_since + turn, now)
             before = now
-            if self._run.finished and not self._run.ended and self._rescue.settled(now):
-                self._end()
-                return 0
             quiet_since = (quiet_since or now) if self._nobody_left() else None
-            lingered = quiet_since is not None and now - quiet_since >= self._config.linger
-            if lingered and self._rescue.settled(now):
-                self._end()
-                return 1
+            if quiet_since is not None and self._may_end(now, quiet_since):
+                self._steer(self._steering.ending())
+                self._profiles.update()
+                self._commit([Ended()])
+                self._left = self._rescue.left()
+                return 1 if self._run.missing() or self._left else 0
             never_heard = not self._peers and not self._run.counting()
             if never_heard and self._patience is not None and now - started > self._patience:
                 log.error("no rank has said hello for %.0f s; giving up", self._patience)
@@ -246,15 +251,15 @@ class Collector:
                 self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
                 self._commit(self._rescue.due(now))
                 self._steer(self._steering.tick())
-                self._tell_profiles()
+                self._profiles.update()
 
-    def _end(self) -> None:
-        self._steer(self._steering.ending())
-        self._tell_profiles()
-        self._commit([Ended()])
+    def _may_end(self, now: float, quiet_since: float) -> bool:
+        """All have said goodbye, or who has not stays away; and nothing lies on this host that could be fetched."""
+        waited = self._run.finished or now - quiet_since >= self._config.linger
+        return waited and self._rescue.settled(now, quiet_since)
 
     def _nobody_left(self) -> bool:
-        """No rank is alive or expected, but some have not said goodbye."""
+        """No rank is alive or expected."""
         waiting_states = (RankState.LIVE, RankState.EXPECTED, RankState.HELD_OUT)
         states = [view.state for view in self._run.ranks.values()]
         return bool(states) and not self._run.ended and not any(state in waiting_states for state in states)
@@ -386,15 +391,6 @@ class Collector:
                     session = self._peers[peer].hello.session
                     self._send(peer, Command.proved(self._run_key, session, move.kind, move.facts))
 
-    def _tell_profiles(self) -> None:
-        """For `rankd profile status` and its like, also when the run is over."""
-        if self._profiles_told == self._profiling.changes:
-            return
-        self._profiles_told = self._profiling.changes
-        told = {"version": 1, "sessions": self._profiling.status()}
-        with suppress(OSError):
-            self._place.tell_profiles(json.dumps(told, allow_nan=False) + "\n")
-
     # -- taking -------------------------------------------------------------------------------------------------------
 
     def _is_alive(self, session: Session) -> bool:
@@ -472,13 +468,13 @@ class Collector:
 
     def _next_segment(self) -> None:
         """Only between turns, when all that was applied is also written."""
-        checkpoint = encode_entry(Checkpoint(self._run.freeze(), self._sink.sizes()))
+        sizes = self._sink.sizes()
+        checkpoint = encode_entry(Checkpoint(self._run.freeze(), sizes))
         self._writing.until_possible("the journal", lambda: self._journal.rotate(checkpoint))
-        # With what the checkpoint before needs: a restart goes back to it when a log was cut since.
         needed = self._run.oldest_needed(otherwise=self._journal.end)
-        for path in self._journal.forget(min(needed, self._fallback)):
+        kept_from = self._fallbacks.passed(sizes.get(MERGED_LOG, 0), needed)
+        for path in [] if kept_from is None else self._journal.forget(kept_from):
             log.info("deleted %s (rankd.journal.keep)", path)
-        self._fallback = needed
 
     def _describe(self) -> None:
         """Keep `run.json` and `RUN.md` up to date; where they cannot be written, the logs go on all the same."""
@@ -526,6 +522,9 @@ class Collector:
         lines = account_table(self._run.rows())
         if missing := self._run.missing():
             lines.append(f"no goodbye from: {', '.join(map(str, missing))}")
+        if self._left:
+            paths = ", ".join(map(str, self._left))
+            lines.append(f"not delivered: {paths}; the next start delivers them, or `rankd recover`")
         if refusals := self._door.refusals:
             lines.append("refused: " + ", ".join(f"{n} × {kind}" for kind, n in sorted(refusals.items())))
         lines.append(f"logs: {self._place.output / 'merged.log'} (status {status})")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -80,6 +82,11 @@ class CollectorProcess:
         """Its exit status and all it printed."""
         return self.process.wait(PATIENCE), self.said()
 
+    def ends(self, status: int = 0) -> None:
+        """It ends by itself, with this status; if not, what it said is told."""
+        got, said = self.ended()
+        assert got == status, f"the collector ended with status {got}, not {status}: {said}"
+
     def kill(self) -> None:
         """SIGKILL, and gone."""
         self.process.kill()
@@ -149,16 +156,22 @@ def verified(output: Path) -> Verification:
     """`rankd verify`: nothing is found."""
     check = Verification(output)
     check.run()
-    assert [str(finding) for finding in check.findings] == []
+    findings = [str(finding) for finding in check.findings]
+    assert not findings, "\n".join(findings)
     return check
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody uses now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
+    """A port that nobody uses now, and that the system gives to no outgoing connection while a collector is away."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    # Not by pytest's own random numbers: several tests run at once.
+    choose = random.SystemRandom()
+    for _ in range(1_000):
+        port = choose.randrange(10_000, lowest)
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("", port))
+            return port
+    raise AssertionError(f"no free port from 10000 to {lowest}")
 
 
 # A training without a framework: four micro-steps a step, gradients that are known.
@@ -268,11 +281,15 @@ def read_until(process: subprocess.Popen[str], line: str) -> None:
 
 
 def rest(process: subprocess.Popen[str]) -> str:
-    """What a script still prints, until it has ended; after `read_until`, in place of `communicate`."""
+    """What a script still prints, until it has ended; after `read_until`, in place of `communicate`.
+
+    What it says on stderr is shown where the test fails.
+    """
     assert process.stdout is not None
     assert process.stderr is not None
     with process.stdout, process.stderr:
         out = process.stdout.read()
+        print(f"process {process.pid}: {process.stderr.read()}")
         process.wait(PATIENCE)
     return out
 

@@ -21,10 +21,11 @@ from rankd.agent.link import (
     Timing,
     Warn,
 )
-from rankd.collector.protocol.wire import Ack, Message, Refused, Welcome, Who
+from rankd.collector.protocol.wire import Ack, Hello, Message, Refused, Welcome, Who
 
 TIMING = Timing(warn_after=30, hello_timeout=5, silence=15, seek_first=0.5, seek_most=2, refused_delay=3)
 WELCOME = Welcome("r1", 4, 10.0)
+HELLO = Hello(bytes(range(16)), "", 1, 2, 99, "here", 1, 0.0)
 ENDPOINT = "tcp://host:1"
 
 S = LinkState
@@ -90,6 +91,9 @@ TRANSITIONS: list[tuple[LinkState, Message, LinkState, list[type]]] = [
     (S.OFF, WELCOME, S.OFF, []),
     (S.OFF, Ack(1), S.OFF, []),
     (S.OFF, Who(), S.OFF, []),
+    # Its own, from a connection to itself.
+    (S.GREETING, HELLO, S.SEEKING, [Shut]),
+    (S.OFF, HELLO, S.OFF, []),
     (S.OFF, Refused("x", True), S.OFF, []),
 ]
 

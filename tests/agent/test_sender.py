@@ -18,13 +18,15 @@ from pathlib import Path
 
 import pytest
 import zmq
+from tests.support import free_port
 
-from rankd.agent.discovery import EndpointFinder
+from rankd.agent.discovery import Endpoint, EndpointFinder
 from rankd.agent.link import LinkState, Timing
 from rankd.agent.outbox import MemoryStore, Outbox
 from rankd.agent.sender import DealerSocket, Sender
 from rankd.agent.spool import Spool
 from rankd.collector.protocol.connection import CONNECTION_FILE
+from rankd.collector.protocol.keys import RunKey
 from rankd.collector.protocol.wire import (
     Ack,
     Beat,
@@ -46,6 +48,8 @@ from rankd.collector.protocol.wire import (
 
 HELLO = Hello(bytes(range(16)), "", 1, 2, 99, "here", 1, 0.0)
 FAST = Timing(warn_after=0.3, hello_timeout=0.4, silence=0.4, seek_first=0.02, seek_most=0.1, refused_delay=0.1)
+# What has to be noticed at once, and not by a time-out.
+NEVER = dataclasses.replace(FAST, hello_timeout=600.0, silence=600.0)
 PATIENCE = 20.0
 
 
@@ -186,12 +190,12 @@ def eventually(condition: Callable[[], bool]) -> None:
         tick.wait(0.005)
 
 
-def rebound(endpoint: str) -> Collector:
+def rebound(endpoint: str, secret: bytes | None = None) -> Collector:
     """A collector at an address that another one has just left."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         with contextlib.suppress(zmq.ZMQError):
-            return Collector(endpoint)
+            return Collector(endpoint, secret)
     raise AssertionError("the port does not become free")
 
 
@@ -219,7 +223,7 @@ def test_a_put_wakes_the_sender(collector: Collector, agents: Callable[..., Agen
     start = time.monotonic()
     agent.put("a")
     collector.serve(lambda: bool(collector.journal))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < PATIENCE
 
 
 def test_beats_carry_position_and_host(collector: Collector, agents: Callable[..., Agent]) -> None:
@@ -250,10 +254,20 @@ def test_a_thousand_items_then_close_at_once(collector: Collector, agents: Calla
 
 
 def test_restart_on_another_port(tmp_path: Path, agents: Callable[..., Agent]) -> None:
-    """A collector that comes back elsewhere is found by its connection file; nothing is lost and nothing doubled."""
+    """A collector that comes back elsewhere is found by its connection file; nothing is lost and nothing doubled.
+
+    For a while the file is a stale one: that nobody listens there is noticed without a time-out.
+    """
     path = tmp_path / CONNECTION_FILE
     path.parent.mkdir()
-    agent = agents(EndpointFinder(None, {}, tmp_path))
+    finder = EndpointFinder(None, {}, tmp_path)
+    asked: list[None] = []
+
+    def find() -> str | None:
+        asked.append(None)
+        return finder()
+
+    agent = agents(find, NEVER)
     first = Collector()
     fields = {"version": 1, "endpoint": first.endpoint, "run": "r1", "pid": 1, "host": sockets.gethostname()}
     path.write_text(json.dumps(fields))
@@ -265,6 +279,8 @@ def test_restart_on_another_port(tmp_path: Path, agents: Callable[..., Agent]) -
     second = Collector()
     second.journal = list(first.journal)
     first.close()
+    before = len(asked)
+    eventually(lambda: len(asked) > before + 1)
     path.write_text(json.dumps({**fields, "endpoint": second.endpoint}))
     second.serve(lambda: agent.outbox.held_items == 0)
     assert second.texts == ["a", "b", "c", "d"]
@@ -286,6 +302,25 @@ def test_restart_on_the_same_port(agents: Callable[..., Agent]) -> None:
     second.serve(lambda: agent.outbox.held_items == 0)
     assert second.texts == ["a", "b"]
     second.close()
+
+
+@pytest.mark.parametrize("key", [None, RunKey.fresh()], ids=["open", "encrypted"])
+def test_a_connection_to_itself_is_let_go_at_once(
+    agents: Callable[..., Agent], caplog: pytest.LogCaptureFixture, key: RunKey | None
+) -> None:
+    """Where nobody listens, a connection may be given the very port that it looks for; a collector wants that."""
+    there = f"127.0.0.1:{free_port()}"
+    alone = True
+    # ZeroMQ's way to choose the source: what otherwise happens once in some ten thousand tries.
+    agent = agents(lambda: Endpoint.of(f"tcp://{there};{there}" if alone else f"tcp://{there}", key), NEVER)
+    agent.put("a")
+    why = "nobody listens at" if key is None else "the handshake failed"
+    eventually(lambda: any(why in r.message for r in caplog.records))
+    alone = False
+    collector = rebound(f"tcp://{there}", None if key is None else key.collector().secret)
+    collector.serve(lambda: agent.outbox.held_items == 0)
+    assert collector.texts == ["a"]
+    collector.close()
 
 
 def test_who_is_answered_by_hello(collector: Collector, agents: Callable[..., Agent]) -> None:
@@ -335,7 +370,7 @@ def test_refused_for_good(collector: Collector, agents: Callable[..., Agent], ca
     agent.put("b")
     start = time.monotonic()
     assert agent.sender.close(PATIENCE) == 2
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < PATIENCE
     assert [r.levelname for r in caplog.records if "another run" in r.message] == ["WARNING"]
     assert collector.receive(0.05) is None
 
@@ -358,14 +393,12 @@ def test_a_bad_collector_is_no_bug_of_ours(collector: Collector, agents: Callabl
 
 def test_nobody_listens(agents: Callable[..., Agent], caplog: pytest.LogCaptureFixture) -> None:
     """Without a collector there is one warning that says where it looked, and close ends within its bound."""
-    with sockets.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        agent = agents(f"tcp://127.0.0.1:{free.getsockname()[1]}")
-        agent.put("a")
-        eventually(lambda: any("no collector" in r.message for r in caplog.records))
-        start = time.monotonic()
-        assert agent.sender.close(0.5) == 1
-        assert 0.4 < time.monotonic() - start < 1.5
+    agent = agents(f"tcp://127.0.0.1:{free_port()}")
+    agent.put("a")
+    eventually(lambda: any("no collector" in r.message for r in caplog.records))
+    start = time.monotonic()
+    assert agent.sender.close(0.5) == 1
+    assert 0.4 < time.monotonic() - start < PATIENCE
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert "the test" in warnings[0].message
@@ -388,7 +421,7 @@ def test_no_endpoint_or_an_impossible_one(agents: Callable[..., Agent], endpoint
     agent.put("a")
     start = time.monotonic()
     assert agent.sender.close(0.1) == 1
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < PATIENCE
 
 
 def test_ipv6(agents: Callable[..., Agent]) -> None:
@@ -443,7 +476,7 @@ def test_fork(collector: Collector, tmp_path: Path) -> None:
             outbox.finish("child", 0.0)
             left = sender.close(PATIENCE)
             outbox.close()
-            code = 0 if refused and left == 0 and not sender.alive and time.monotonic() - start < 1 else 2
+            code = 0 if refused and left == 0 and not sender.alive and time.monotonic() - start < PATIENCE else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -483,11 +516,10 @@ if "fork" in sys.argv:
 def test_process_exits_in_bounded_time(collector: Collector, how: str) -> None:
     """A process whose collector never answers ends soon, closed or not, and so does its forked child; no complaint."""
     command = [sys.executable, "-W", "error", "-c", SCRIPT, collector.endpoint, how]
-    start = time.monotonic()
-    done = subprocess.run(command, capture_output=True, timeout=30, check=False, text=True)
+    # What could hang hangs for ever; starting Python twice on a busy machine may take some seconds.
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == {"close": "1", "exit": "", "fork": "0"}[how]
-    assert time.monotonic() - start < 10
 
 
 def test_a_killed_rank_started_again_is_heard(collector: Collector, agents: Callable[..., Agent]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import struct
+import threading
 from collections.abc import Iterator
 
 import pytest
 import zmq
+from tests.support import free_port, wait_for
 
 from rankd.collector.binding import Spot, bind, spots
 from rankd.collector.config import RankdConfig
@@ -54,13 +57,35 @@ def test_a_port_that_another_job_has_is_passed_over(router: zmq.Socket[bytes]) -
         assert bind(router, candidates) not in ("", f"tcp://127.0.0.1:{port}")
 
 
-def test_an_explicit_port_that_is_taken_is_an_error(router: zmq.Socket[bytes]) -> None:
+def test_an_explicit_port_that_is_taken_is_an_error(router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """COMPLAINTS 12: it names the endpoint, the reason and the setting."""
+    monkeypatch.setattr("rankd.collector.binding._PATIENCE", 0.2)  # somebody listens
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(RankdError, match=r"another job's collector has the port; check rankd\.endpoint") as error:
             bind(router, spots(RankdConfig(endpoint=endpoint)))
     assert endpoint in str(error.value)
+
+
+def test_an_explicit_port_that_is_in_use_for_a_moment_is_waited_for(
+    router: zmq.Socket[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outgoing connection has it: one word about it, and then it listens."""
+    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        holder = socket.create_connection(somebody.getsockname(), source_address=("127.0.0.1", port))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        def let_go() -> None:
+            wait_for(lambda: caplog.messages)
+            holder.close()
+
+        thread = threading.Thread(target=let_go)
+        thread.start()
+        endpoint = f"tcp://127.0.0.1:{port}"
+        assert bind(router, spots(RankdConfig(endpoint=endpoint))) == endpoint
+        thread.join()
+    assert caplog.messages == [f"{endpoint} is in use; trying again for 75 s"]
 
 
 def test_an_address_of_another_machine_is_an_error(router: zmq.Socket[bytes]) -> None:

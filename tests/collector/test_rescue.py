@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,13 +46,19 @@ class Watch:
 
     def finish(self, now: float) -> list[object]:
         """Wait for what is under way; what it has led to."""
-        wait_for(lambda: not under_way())
-        return list(self.rescue.due(now))
+        found: list[object] = []
+
+        def all_ended() -> bool:
+            found.extend(self.rescue.due(now))
+            return not started()
+
+        wait_for(all_ended)
+        return found
 
 
-def under_way() -> list[psutil.Process]:
-    """The subprocesses of this process that run."""
-    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+def started() -> list[psutil.Process]:
+    """The subprocesses that were started, and of whose end nobody has been told yet."""
+    return psutil.Process().children()
 
 
 @pytest.fixture
@@ -67,8 +75,8 @@ def test_a_rank_that_is_heard_is_left_alone(watch: Watch) -> None:
     watch.run.apply(Opened(hello))
     watch.liveness.rejoined(0, 0.0)
     assert watch.rescue.due(2.0) == []
-    assert watch.rescue.settled(2.5)
-    assert under_way() == []
+    assert watch.rescue.settled(2.5, 2.5)
+    assert started() == []
     spool.close(delivered=True)
 
 
@@ -78,13 +86,11 @@ def test_a_silent_rank_that_lives_is_asked_again_later(watch: Watch) -> None:
     watch.run.apply(Opened(hello))
     watch.liveness.rejoined(0, 0.0)
     watch.rescue.due(3.0)
-    assert not watch.rescue.settled(3.0)
     assert watch.finish(4.0) == []
-    assert watch.rescue.settled(4.5)
     watch.rescue.due(8.0)
-    assert under_way() == []
+    assert started() == []
     watch.rescue.due(9.1)
-    assert len(under_way()) == 1
+    assert len(started()) == 1
     spool.close(delivered=True)
 
 
@@ -96,7 +102,8 @@ def test_a_silent_rank_whose_process_is_gone_is_given_up_at_once(watch: Watch) -
     outbox.close()
     watch.rescue.due(3.0)
     assert [str(entry) for entry in watch.finish(4.0)] == ["Lost(rank=0, silent=4.0, gone=True)"]
-    assert watch.rescue.settled(5.0)
+    assert watch.rescue.settled(5.0, 4.0)
+    assert watch.rescue.left() == []
     assert not Path(hello.about["spool"]).exists()
 
 
@@ -105,12 +112,85 @@ def test_a_spool_that_nobody_claims_is_given_time_to_say_hello(watch: Watch) -> 
     spool, _, _ = watch.spool()
     watch.rescue.due(0.0)
     watch.rescue.due(2.0)
-    assert under_way() == []
-    assert not watch.rescue.settled(2.5)
+    assert started() == []
+    assert not watch.rescue.settled(2.5, 0.0)
+    assert started() == []
     watch.rescue.due(3.1)
+    assert len(started()) == 1
     assert watch.finish(4.0) == []
-    assert watch.rescue.settled(5.0)
     spool.close(delivered=True)
+
+
+def test_what_somebody_else_delivers_is_waited_for_at_the_end(watch: Watch) -> None:
+    """They may fail: it is tried again each second; and once they have let go, it is delivered before the end."""
+    spool, outbox, _ = watch.spool()
+    watch.rescue.due(0.0)
+    watch.rescue.due(3.0)
+    assert watch.finish(4.0) == []
+    assert not watch.rescue.settled(5.0, 5.0)
+    assert len(started()) == 1
+    watch.finish(5.5)
+    assert not watch.rescue.settled(5.9, 5.0)
+    assert started() == []
+    outbox.close()
+    assert not watch.rescue.settled(6.1, 5.0)
+    watch.finish(7.0)
+    assert watch.rescue.settled(7.1, 5.0)
+    assert (watch.rescue.left(), spool.path.exists()) == ([], False)
+
+
+def test_what_nobody_lets_go_of_is_left_and_named(watch: Watch) -> None:
+    """The end is put off for some seconds, not for ever."""
+    spool, _, _ = watch.spool()
+    watch.rescue.due(0.0)
+    assert not watch.rescue.settled(3.0, 3.0)
+    watch.finish(4.0)
+    assert not watch.rescue.settled(12.0, 3.0)
+    watch.finish(13.0)
+    assert watch.rescue.settled(13.1, 3.0)
+    assert watch.rescue.left() == [spool.path]
+    spool.close(delivered=True)
+
+
+def test_what_an_older_process_left_elsewhere_is_found(watch: Watch) -> None:
+    """Another process has its rank, and the collector looks for temporary files in another directory than both."""
+    older, outbox, hello = watch.spool(there=True)
+    outbox.close()
+    watch.run.apply(Opened(hello))
+    watch.run.apply(Opened(introduction(Identity(0, 1, "test"), None, {"spool": str(older.path) + ".spool"})))
+    assert not watch.rescue.settled(0.0, 0.0)
+    watch.rescue.due(3.0)
+    watch.finish(4.0)
+    assert watch.rescue.settled(5.0, 3.0)
+    assert not older.path.exists()
+
+
+def test_a_delivery_does_not_outlive_the_collector(tmp_path: Path) -> None:
+    """Killed itself, it cannot end it; left alone, that would hold the lock, and nobody else could deliver."""
+    path = tmp_path / "rank_0.spool"
+    hello = introduction(Identity(0, 1, "test"), None, {})
+    outbox = Outbox(Spool.create(path, 2**17, hello))
+    outbox.put([encode_item(Note(0, 1, None, "test", "", 0.0))])
+    outbox.close()
+    body = (
+        "import os, subprocess, sys\n"
+        "command = [sys.executable, '-m', 'rankd.collector', 'recover', sys.argv[1], '--output', sys.argv[2]]\n"
+        "print(subprocess.Popen([*command, '--parent', str(os.getpid())]).pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", body, str(path), str(tmp_path / "out")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        delivery = psutil.Process(int(parent.stdout.readline()))
+        wait_for(lambda: locked(path))
+        parent.kill()
+        wait_for(lambda: not delivery.is_running() or delivery.status() == psutil.STATUS_ZOMBIE)
+    Spool.open(path).close(delivered=True)
+
+
+def locked(path: Path) -> bool:
+    """Whether a process has this spool."""
+    return f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
 
 
 def test_what_is_under_way_ends_with_the_collector(watch: Watch) -> None:
@@ -120,9 +200,9 @@ def test_what_is_under_way_ends_with_the_collector(watch: Watch) -> None:
     watch.liveness.rejoined(0, 0.0)
     outbox.close()
     watch.rescue.due(3.0)
-    assert len(under_way()) == 1
+    assert len(started()) == 1
     watch.rescue.close()
-    assert under_way() == []
+    assert started() == []
     assert spool.path.exists()
 
 
@@ -133,5 +213,5 @@ def test_a_path_that_a_peer_chose_is_not_touched(watch: Watch, path: str) -> Non
     watch.run.apply(Opened(hello))
     watch.liveness.rejoined(0, 0.0)
     watch.rescue.due(3.0)
-    assert under_way() == []
-    assert watch.rescue.settled(4.0)
+    assert started() == []
+    assert watch.rescue.settled(4.0, 4.0)

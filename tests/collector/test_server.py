@@ -113,7 +113,7 @@ def test_a_killed_collector_goes_on_where_it_was(tmp_path: Path, segment_size: i
         peer.say(whole(one))
         peer.acknowledged(len(one.items))
         peer.close()
-    assert undisturbed.ended()[0] == 0
+    undisturbed.ends(0)
     assert log.read_bytes() == (undisturbed.output / "merged.log").read_bytes()
     assert (len(list((collector.output / ".rankd" / "journal").iterdir())) > 1) == (segment_size == 4_096)
     for peer in made:

@@ -61,7 +61,8 @@ class RankProcess:
 
     def ended(self) -> None:
         """It ends by itself, well."""
-        assert self.process.wait(PATIENCE) == 0, self.said()
+        status = self.process.wait(PATIENCE)
+        assert status == 0, f"ranks {self.orders.ranks} ended with status {status}: {self.said()}"
 
 
 class Job:

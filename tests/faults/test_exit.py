@@ -48,7 +48,7 @@ def test_os_exit_leaves_everything_in_the_spool(tmp_path: Path) -> None:
     """
     collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
     assert finish(script(tmp_path, body, yaml=AWAY)) == (7, "")
-    assert collector.ended()[0] == 1
+    collector.ends(1)
     content = contents(tmp_path)
     assert values(content, "local_loss") == EVERYTHING
     (lost,) = comments(content)["rank_lost"]
@@ -65,7 +65,7 @@ def test_sigterm_without_a_handler(tmp_path: Path) -> None:
     """
     collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
     assert finish(script(tmp_path, body, yaml=AWAY)) == (-signal.SIGTERM, "")
-    assert collector.ended()[0] == 1
+    collector.ends(1)
     assert values(contents(tmp_path), "local_loss") == EVERYTHING
 
 
@@ -105,7 +105,7 @@ def test_exit_without_a_collector_is_bounded_and_says_what_is_left_where(tmp_pat
     assert f"`rankd recover {spool}`" in line
     collector = CollectorProcess(tmp_path / "out")
     recover(tmp_path, str(spool))
-    assert collector.ended()[0] == 0
+    collector.ends(0)
     assert values(contents(tmp_path), "local_loss") == EVERYTHING
 
 

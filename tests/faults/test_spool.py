@@ -130,12 +130,13 @@ def test_killed_again_and_again_nothing_is_lost_or_doubled(tmp_path: Path) -> No
             a.micro_step(loss={begin}.1)
     """
     assert finish(script(tmp_path, body, yaml=SETTINGS + "  exit_timeout: 20\n"))[0] == 0
-    assert collector.ended()[0] == 0
+    status, said = collector.ended()
+    assert status == 0, said
     content = contents(tmp_path)
     everything = [where for attempt in range(1, 7) for where in losses(content, attempt)]
-    assert len(everything) == len(set(everything))
+    assert len(everything) == len(set(everything)), said
     for first, last in lasts:
-        assert set(up_to(last, first)) <= set(everything)
+        assert set(up_to(last, first)) <= set(everything), said
 
 
 def accounts(content: list[Record | Comment]) -> tuple[int, dict[str, int]]:
@@ -201,7 +202,7 @@ def test_a_full_spool_without_a_collector_is_recovered_with_its_accounts(tmp_pat
     collector = CollectorProcess(tmp_path / "out")
     # The collector looks there by itself too; whoever comes first.
     recover(tmp_path, "--output", "out")
-    assert collector.ended()[0] == 0
+    collector.ends(0)
     written, gaps = accounts(contents(tmp_path))
     assert int(out.split()[-1]) == written + gaps["spool_full"]
     assert gaps["spool_full"] > 0
@@ -223,7 +224,7 @@ def test_no_room_for_the_spool_file_is_one_warning(tmp_path: Path) -> None:
     (line,) = said.strip().splitlines()
     for part in ("no spool file of 8388608 bytes", f"rankd-{os.geteuid()}", "lost if this process is killed"):
         assert part in line
-    assert collector.ended()[0] == 0
+    collector.ends(0)
     assert losses(contents(tmp_path), 1) == up_to((1, 4))
 
 
@@ -310,7 +311,7 @@ def test_a_stopped_process_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
     process.stdin.close()
     rest(process)
     assert process.returncode == 0
-    assert collector.ended()[0] == 0
+    collector.ends(0)
     content = contents(tmp_path)
     assert losses(content, 1) == up_to((3, 4))
     assert "rank_lost" not in comments(content)

@@ -111,7 +111,7 @@ class Torture:
         for each in ranks:
             each.ended()
         status, said = self.collector.ended()
-        assert status == 0, said
+        assert status == 0, f"the collector ended with status {status}: {said}"
         verified(self.output)
         self.job.check(self.output)
 
@@ -122,7 +122,8 @@ class Torture:
                 self.collector.process.wait(self.choose.uniform(0, _START_UP))
         else:
             self._wait_for_growth()
-        assert self.collector.process.poll() is None, self.collector.said()
+        status = self.collector.process.poll()
+        assert status is None, f"the collector ended by itself with status {status}: {self.collector.said()}"
         self.collector.kill()
         if self.choose.random() < 0.2:
             self._tear()
@@ -162,7 +163,7 @@ def torture(kills: int, seed: int, per_run: int, body: Callable[[Torture, int], 
         try:
             body(run, min(per_run, kills))
         except BaseException:
-            print(f"seed {seed}: look at {root}", flush=True)
+            print(f"seed {seed}: look at {root}; the collector's last words:\n{run.collector.said()}", flush=True)
             raise
         finally:
             run.close()

@@ -32,6 +32,8 @@ pytestmark = pytest.mark.slow
 TRAIN = """
     from itertools import count
     with Agent.from_yaml(os.environ["TRAIN"], model=Model(), about={"pp": os.environ["RANKD_RANK"]}) as a:
+        while not a.connected:
+            time.sleep(0.01)
         for step in count(1):
             with a.step(step):
                 a.micro_step(loss=float(step))
@@ -46,7 +48,7 @@ TRAIN = """
 CONFIG = """
 monitor:
   train_state: {{local_loss: True}}
-profiler: {{enable_profiling: True, start_step: 60, end_step: {end}, profiler_rank: [1], output_path: static}}
+profiler: {{enable_profiling: True, start_step: 200, end_step: {end}, profiler_rank: [1], output_path: static}}
 rankd: {{output: out, start_collector: False, beat_interval: 0.2}}
 """
 DOUBLE = Path(__file__).parent / "double"
@@ -54,8 +56,8 @@ DOUBLE = Path(__file__).parent / "double"
 
 def ranks(folder: Path) -> list[subprocess.Popen[str]]:
     """Three; rank 1 has read another file."""
-    (folder / "one.yaml").write_text(CONFIG.format(end=61))
-    (folder / "other.yaml").write_text(CONFIG.format(end=69))
+    (folder / "one.yaml").write_text(CONFIG.format(end=201))
+    (folder / "other.yaml").write_text(CONFIG.format(end=209))
 
     def rank(number: int, config: str) -> subprocess.Popen[str]:
         path = str(DOUBLE)
@@ -106,6 +108,7 @@ def test_sessions_while_training_through_a_killed_collector(tmp_path: Path) -> N
     assert profiled(tmp_path, "kept") == {"rank_0": [3], "rank_1": [3]}
 
     long = start(tmp_path / "out", one_per_node=True, steps=5_000, path=tmp_path / "long")
+    wait(tmp_path / "out", long, decided=True, timeout=60)
     wait_for(lambda: session(tmp_path, long)["parts"][0].get("state") == "recording", 60)
     assert stop(tmp_path / "out") == [long]
     stopped = wait(tmp_path / "out", long, timeout=60)
@@ -117,7 +120,7 @@ def test_sessions_while_training_through_a_killed_collector(tmp_path: Path) -> N
     assert ["never imported" in out for out in outs] == [False, False, True]
     assert collector.ended()[0] == 0
     told = comments(contents(tmp_path))["profile"]
-    assert "the ranks' profiler sections differ, and rank 0's is used: rank 1: end_step 69 (rank 0: 61)" in told, told
+    assert "the ranks' profiler sections differ, and rank 0's is used: rank 1: end_step 209 (rank 0: 201)" in told, told
     assert f"p2 done: steps {again['start']}..{again['end']} on ranks 0-1, {again['bytes']} bytes" in told
     assert [each["phase"] for each in sessions(tmp_path / "out")] == ["done", "stopped", "done", "stopped"]
     check_logs(tmp_path / "out", 3)
