@@ -111,7 +111,8 @@ def _list(args: argparse.Namespace) -> int:
 
 def _say(session: Mapping[str, Any]) -> None:
     """One line."""
-    steps = f"steps {session['start']}..{session['end']}" if session["start"] else f"{session['steps']} steps"
+    count = "1 step" if session["steps"] == 1 else f"{session['steps']} steps"
+    steps = f"steps {session['start']}..{session['end']}" if session["start"] else count
     parts = [str(session["phase"]), steps, f"ranks {session['ranks']}", f"level {session['level']}"]
     if session["bytes"]:
         parts.append(f"{session['bytes']} bytes")

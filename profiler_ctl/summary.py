@@ -28,6 +28,8 @@ _COLLECTIVE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|
 _WAITED_FOR = 0.5
 # Below so many milliseconds a step nobody waits.
 _LEAST_WAIT = 1.0
+_CPU_OPERATOR = "HostCpuOps"
+_INSTANCE = re.compile(r"-op\d+$")
 _US = 1e-3
 
 
@@ -230,9 +232,13 @@ def _added(calls: Iterable[tuple[str, int, float]]) -> dict[str, list[float]]:
 def _of_trace(file: Path) -> Iterator[tuple[str, int, float]]:
     trace = json.loads(_text(file))
     events = trace.get("traceEvents", []) if isinstance(trace, dict) else trace
-    for event in events:
-        if event.get("ph") == "X" and "dur" in event:
-            yield str(event["name"]), 1, float(event["dur"]) * _US
+    timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    # On a CPU a layer of scopes (`Default`) spans the operators, which are marked as such.
+    operators = [event for event in timed if event.get("args", {}).get("type") == _CPU_OPERATOR]
+    for event in operators or timed:
+        # Default/AllReduce-op0
+        name = _INSTANCE.sub("", str(event["name"]).rpartition("/")[2])
+        yield name, 1, float(event["dur"]) * _US
 
 
 def _of_statistic(file: Path) -> Iterator[tuple[str, int, float]]:

@@ -25,8 +25,17 @@ def profile(folder: Path, rank: int, session: str = "p1", seconds: float = 0.1, 
 
 
 def trace(**milliseconds: float) -> str:
+    """As on a CPU: operators, and a scope that spans them."""
+    scope = {"ph": "X", "name": "Default", "ts": "1", "dur": "999000", "args": {}}
+    about = {"ts": "1", "args": {"type": "HostCpuOps"}}
     return json.dumps(
-        [{"ph": "X", "name": name, "ts": "1", "dur": str(ms * 1_000)} for name, ms in milliseconds.items()]
+        [
+            scope,
+            *(
+                {"ph": "X", "name": f"Default/{name}-op0", "dur": str(ms * 1_000), **about}
+                for name, ms in milliseconds.items()
+            ),
+        ]
     )
 
 

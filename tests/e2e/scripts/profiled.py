@@ -1,4 +1,4 @@
-"""Trains on every rank until it is killed, a few milliseconds a step; the ranks are in step by a collective.
+"""Trains on every rank until it is killed, a tenth of a second a step; the ranks are in step by a collective.
 
 usage: profiled.py --config YAML (started by msrun); leaves in the working directory imported_rank_N.txt, which says
 whether the module that makes the profiler has been imported by now.
@@ -37,7 +37,7 @@ def main(config: str) -> None:
                     loss, _ = forward_backward(batch)
                     agent.micro_step(loss=loss)
                 # Rank 0 is the slow one, for which the others wait.
-                time.sleep(0.03 if rank == 0 else 0.001)
+                time.sleep(0.1 if rank == 0 else 0.001)
                 agent.end_step(loss=ops.AllReduce()(loss))
             imported = "rankd.profiler_ctl.mindspore_profiler" in sys.modules
             Path(f"imported_rank_{rank}.txt").write_text(str(imported))
