@@ -31,6 +31,7 @@ from ..collector.protocol.wire import Block, Note, Report, Table, encode_item
 from ..profiler_ctl.asked import KIND
 from ..profiler_ctl.participant import Participant
 from .about import facts
+from .anomaly import Anomaly, AnomalyError, Reaction
 from .commands import Commands
 from .config import AgentConfig
 from .discovery import EndpointFinder
@@ -63,12 +64,17 @@ _P = ParamSpec("_P")
 def _never_raises(
     method: Callable[Concatenate[Agent, _P], None],
 ) -> Callable[Concatenate[Agent, _P], None]:
-    """Training comes first: an error in `method` is logged once a kind, counted, and goes no further."""
+    """Training comes first: an error in `method` is logged once a kind, counted, and goes no further.
+
+    But for AnomalyError, which somebody has asked for.
+    """
 
     @functools.wraps(method)
     def guarded(self: Agent, *args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
+        except AnomalyError:
+            raise
         except Exception as e:  # noqa: BLE001 - whatever it is, it must not stop the training
             self._trouble(method.__name__, e)
 
@@ -100,6 +106,9 @@ class Agent:
         rank, world_size: who this process is, where the environment cannot tell.
         about: a few facts for the run's description (`run.json`); `dp`, `tp`, `pp`, `cp` and `ep` are this rank's place
             in the parallel layout.
+        on_anomaly: called on the training thread for each line `# anomaly …` of the log, from `micro_step`, `end_step`
+            or the end of the step, whichever comes next once the values are recorded: the place to save a checkpoint.
+            What it raises is logged once and goes no further.
 
     Raises:
         ConfigError: something is asked for that needs the model, and none is given. Nothing has been started.
@@ -122,8 +131,10 @@ class Agent:
         rank: int | None = None,
         world_size: int | None = None,
         about: Mapping[str, object] | None = None,
+        on_anomaly: Callable[[Anomaly], object] | None = None,
     ) -> None:
         self._config = config
+        self._reaction = Reaction(config.rankd.on_anomaly == "stop", on_anomaly, self._trouble)
         self._errors: Counter[str] = Counter()
         self._step = 0
         self._micro_step = 0
@@ -177,6 +188,9 @@ class Agent:
             grads: the accumulated gradients, in the order of `model.trainable_params()`, None for a parameter without
                 one; with `rankd.local_norm_kind: micro_batch`, the micro-batch's own.
             frames: what was measured elsewhere, for this micro-step.
+
+        Raises:
+            AnomalyError: where `rankd.on_anomaly` is `stop`: see there. Nothing else is raised.
         """
         if not self._active or not self._inside_step:
             return
@@ -186,6 +200,7 @@ class Agent:
         self._deferred = _Deferred(self._step, self._micro_step, pending, frames)
         if pending.ready:
             self._flush()
+        self._react(self._micro_step + 1)
 
     @_never_raises
     def end_step(
@@ -205,6 +220,9 @@ class Agent:
             lr: the learning rate.
             grad_norm: the global gradient norm.
             throughput: in the training's own unit.
+
+        Raises:
+            AnomalyError: as `micro_step`.
         """
         if not self._active or not self._inside_step:
             return
@@ -212,6 +230,7 @@ class Agent:
         given = {"loss": loss, "global_loss": global_loss, "lr": lr, "grad_norm": grad_norm, "throughput": throughput}
         end = StepEnd({name: value for name, value in given.items() if value is not None})
         self._put_measured(self._step, None, self._monitors.end_step(end))
+        self._react(None)
 
     @_never_raises
     def log(self, name: str, value: object, level: str = "step") -> None:
@@ -302,6 +321,7 @@ class Agent:
             return
         # Where end_step was not called, what does not depend on it is still recorded.
         self._put_measured(self._step, None, self._monitors.end_step(StepEnd(called=False)))
+        self._react(None)
         self._inside_step = False
         if self._profiles is not None:
             # Before the step is completed: what there is to tell is then a line of this step, and not a late one.
@@ -321,10 +341,24 @@ class Agent:
         if not self._active or error is None or getattr(error, "_rankd_noted", False) or not _is_failure(error):
             return
         self._flush()
-        text = f"{type(error).__name__}: {error}"[:1_000]
-        self._put_note(self._micro_step + 1 if self._inside_step else None, "exception", text)
+        self._put_exception(self._micro_step + 1 if self._inside_step else None, error)
+
+    def _put_exception(self, micro_step: int | None, error: BaseException) -> None:
+        self._put_note(micro_step, "exception", f"{type(error).__name__}: {error}"[:1_000])
         # Seen again on its way out of the agent's own context. An exception with slots is noted twice.
         error._rankd_noted = True  # type: ignore[attr-defined]
+
+    def _react(self, micro_step: int | None) -> None:
+        """Do what the user wants done about the anomalies that are recorded by now; `micro_step`: what comes next."""
+        error = self._reaction.act()
+        if error is None:
+            return
+        assert self._sender is not None
+        self._flush()
+        self._put_exception(micro_step, error)
+        # Whoever starts the ranks kills them all as soon as this one ends.
+        self._sender.settle(self._config.rankd.exit_timeout)
+        raise error
 
     # -- putting ------------------------------------------------------------------------------------------------------
 
@@ -338,6 +372,7 @@ class Agent:
         frames = [*measured.frames, *more]
         if frames:
             self._put_block(step, micro_step, frames)
+        self._reaction.found(remark.anomaly for remark in measured.remarks)
 
     def _put_note(self, micro_step: int | None, kind: str, text: str) -> None:
         self._put([encode_item(Note(0, self._step or None, micro_step, kind, text, time.time()))])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..collector.protocol.ranges import ranges
 from .about import effective
+from .alerts import described
 from .config import AgentConfig, Filter
 from .estimate import Estimate, Shape, estimate
 from .upstream import KNOWN_VERSION, is_pynative, renamed
@@ -106,6 +107,7 @@ class Report:
     assumed: tuple[str, ...] = ()
     estimate: Estimate | None = None
     filters: tuple[FilterMatch, ...] = ()
+    alerts: tuple[str, ...] = ()
     profiler: ProfilerOutlook | None = None
     places: tuple[Place, ...] = ()
     versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
@@ -154,6 +156,7 @@ def examine(
         assumed=tuple(assumed),
         estimate=amount,
         filters=filters,
+        alerts=tuple(_alerts(config)),
         profiler=_profiler(config, shape, facts),
         places=tuple(facts.places),
         versions=dict(facts.versions),
@@ -245,6 +248,21 @@ def _filters(config: AgentConfig, names: Sequence[str]) -> Iterator[FilterMatch]
             yield FilterMatch(key, None, tuple(names), len(names))
         for part in chosen.substrings:
             yield FilterMatch(key, part, tuple(name for name in names if part in name), len(names))
+
+
+def _alerts(config: AgentConfig) -> Iterator[str]:
+    """What is an anomaly, a line each, and what becomes of one."""
+    alerts, older = config.rankd.alerts, config.monitor_config
+    if older.nan_check:
+        yield "any metric that is nan or inf (monitor_config.nan_check)"
+    for index, alert in enumerate(alerts):
+        yield f"{alert.metric} {described(alert)} (rankd.alerts[{index}])"
+    if not alerts and not older.nan_check:
+        return
+    start = f"from step {older.warmup_steps + 1} on: " if older.warmup_steps else "then: "
+    written = ", its step written also where it is not due" if older.exception_dump else ""
+    stop = ", and AnomalyError raised into the training" if config.rankd.on_anomaly == "stop" else ""
+    yield f"{start}a line in the log{written}{stop}"
 
 
 def _unmatched(filters: Sequence[FilterMatch], names: Sequence[str]) -> Iterator[str]:

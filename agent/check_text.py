@@ -25,6 +25,7 @@ def render(report: Report, *, everything: bool = False) -> str:
         ("Settings in effect (* written in the file; the others are defaults)", _settings(report, everything)),
         ("What is recorded (estimates, on average)", _recorded(report)),
         ("Parameters that the filters match", _filters(report.filters, everything)),
+        ("Anomalies", report.alerts),
         ("Profiler", _profiler(report)),
         ("Output", _output(report)),
         ("Versions", _versions(report)),

@@ -197,7 +197,7 @@ class OlderMonitorConfig(Settings):
         nan_check: look for nan and inf in what is computed.
         exception_dump: write a step that was to be left out when the check finds something, or the training raises.
         skip_nan_step: not ours to do; a notice says so.
-        warmup_steps: steps without health checks at the start of the training.
+        warmup_steps: steps at the start of the training in which no check tells anything, `rankd.alerts` neither.
     """
 
     dotted: ClassVar[str] = "monitor_config"
@@ -393,7 +393,7 @@ class AgentConfig:
         assert callbacks is not None
         notices = (
             *_monitor_notices(mapping, monitor),
-            *_older_notices(mapping, older),
+            *_older_notices(mapping, older, rankd),
             *_callback_notices(callbacks),
             *_section_notices(mapping),
         )
@@ -402,7 +402,8 @@ class AgentConfig:
         if older.dump_path is not None:
             rankd = dataclasses.replace(rankd, output=output_of(older.dump_path))
         max_logits = next((entry for entry in callbacks if isinstance(entry, MaxLogitsConfig)), None)
-        return cls(monitor, profiler, rankd, notices, older, max_logits, _needs_qk_clip(mapping))
+        config = cls(monitor, profiler, rankd, notices, older, max_logits, _needs_qk_clip(mapping))
+        return dataclasses.replace(config, notices=(*notices, *_anomaly_notices(config)))
 
 
 _Section = TypeVar("_Section", bound=Settings)
@@ -447,7 +448,7 @@ def _monitor_notices(mapping: Mapping[str, object], monitor: MonitorConfig) -> I
         yield f"{moe.dotted}.target_layers: it has no effect while save_tokens_per_expert_interval is not set"
 
 
-def _older_notices(mapping: Mapping[str, object], older: OlderMonitorConfig) -> Iterator[str]:
+def _older_notices(mapping: Mapping[str, object], older: OlderMonitorConfig, rankd: RankdConfig) -> Iterator[str]:
     written = _keys(mapping, older.dotted)
     if not written:
         return
@@ -457,7 +458,7 @@ def _older_notices(mapping: Mapping[str, object], older: OlderMonitorConfig) -> 
     for key in written:
         if key in older.foreign:
             yield f"{older.dotted}.{key}: {_NOT_OURS}"
-    yield from (f"{older.dotted}.{notice}" for notice in (*_interval_notices(older), *_health_notices(older)))
+    yield from (f"{older.dotted}.{notice}" for notice in (*_interval_notices(older), *_health_notices(older, rankd)))
 
 
 def _interval_notices(older: OlderMonitorConfig) -> Iterator[str]:
@@ -476,13 +477,34 @@ def _interval_notices(older: OlderMonitorConfig) -> Iterator[str]:
         yield f"dump_path: each rank's folder is called rank_N, so its log is {output_of(path)}/rank_N/monitor.log"
 
 
-def _health_notices(older: OlderMonitorConfig) -> Iterator[str]:
+def _health_notices(older: OlderMonitorConfig, rankd: RankdConfig) -> Iterator[str]:
     if older.skip_nan_step:
         yield "skip_nan_step: rankd only observes, it leaves no step out; the training loop has to"
     if older.exception_dump:
         yield "exception_dump: the step's records are kept; rankd saves no tensors and no checkpoint"
-    if older.warmup_steps and not older.nan_check:
-        yield "warmup_steps: it has no effect while nan_check is not true"
+    if older.warmup_steps and not older.nan_check and not rankd.alerts:
+        yield "warmup_steps: it has no effect while nan_check is not true and there are no rankd.alerts"
+
+
+def _anomaly_notices(config: AgentConfig) -> Iterator[str]:
+    """Alerts on what is not measured, and a stop that will not come."""
+    state, max_logits = config.monitor.train_state, config.max_logits
+    measured = {
+        "local_loss": (config.local_loss, "monitor.train_state.local_loss"),
+        "local_norm": (state.local_norm, "monitor.train_state.local_norm"),
+        "device_loss": (state.device_loss, "monitor.train_state.device_loss"),
+        "device_norm": (state.device_norm, "monitor.train_state.device_norm"),
+        "tpe": (config.monitor.moe_monitor, "monitor.moe_monitor.save_tokens_per_expert_interval"),
+        "max_attention_logit": (max_logits and max_logits.enable_logging, f"a callback of type {_MAX_LOGITS}"),
+    }
+    alerts, checked = config.rankd.alerts, config.monitor_config.nan_check
+    for index, alert in enumerate(alerts):
+        on, key = measured.get(alert.metric, (True, ""))
+        if not on:
+            yield f"rankd.alerts[{index}]: it has no effect while {alert.metric} is not recorded ({key})"
+    if config.rankd.on_anomaly == "stop" and not checked:
+        what = "nan and inf do not stop the training" if alerts else "stop has no effect without rankd.alerts"
+        yield f"rankd.on_anomaly: {what} while monitor_config.nan_check is not true"
 
 
 def _callback_notices(callbacks: tuple[str | MaxLogitsConfig, ...]) -> Iterator[str]:

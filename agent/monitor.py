@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from ..collector.protocol.records import Frame
+from .anomaly import Anomaly
 
 __all__ = ["NOTHING", "Measured", "MicroBatch", "Monitor", "Monitors", "Pending", "Remark", "StepEnd"]
 
@@ -20,10 +21,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A line of rankd's own for the rank's log, at the place of what was measured: `# KIND TEXT`."""
+    """A line of rankd's own for the rank's log, at the place of what was measured: `# KIND TEXT`.
+
+    Attributes:
+        kind, text: the line.
+        anomaly: what the line tells of, where it is one.
+    """
 
     kind: str
     text: str
+    anomaly: Anomaly | None = None
 
 
 @dataclass(frozen=True, slots=True)

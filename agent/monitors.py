@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from ..collector.protocol.errors import ConfigError
+from .alerts import Alerts
 from .config import AgentConfig
-from .health import NanCheck
+from .health import Check, NanCheck, Watched
 from .losses import LossMonitor
 from .max_logits import MaxLogitsMonitor
 from .moe import MoeMonitor, discover
@@ -23,6 +24,10 @@ __all__ = ["build_monitors", "sampling_of"]
 log = logging.getLogger("rankd.agent")
 
 _Trouble = Callable[[str, Exception], None]
+# What the intervals of `monitor_config` are not for.
+_OWN_INTERVALS = ("tpe", "max_attention_logit")
+# What only the training loop can give.
+_GIVEN = ("loss", "global_loss", "lr", "grad_norm", "throughput")
 
 
 def build_monitors(
@@ -41,7 +46,7 @@ def build_monitors(
     Args:
         config: what the training YAML says.
         model: a cell or a list of them; None where none was given.
-        rank, total_steps: for the console.
+        rank, total_steps: for the console; the rank also for what is told of anomalies.
         micro_steps: micro-steps a step, for `iter` after a resume.
         sampling: which steps, see `sampling_of`.
         trouble: takes the errors of the monitors.
@@ -49,19 +54,32 @@ def build_monitors(
     Raises:
         ConfigError: something is asked for that needs the model, and there is none.
     """
-    sampled = _sampled(config, model, rank, total_steps, sampling, trouble)
-    found = (sampled, _moe(config, model, micro_steps), _max_logits(config, model))
-    return Monitors([monitor for monitor in found if monitor is not None], trouble)
+    older, alerts = config.monitor_config, config.rankd.alerts
+    checks: list[Check] = [NanCheck(older.warmup_steps, rank)] if older.nan_check else []
+    lines = [Alerts(alerts, rank, older.warmup_steps)] if alerts else []
+    sampled = _sampled(config, model, rank, total_steps, sampling, trouble, [*checks, *lines])
+    found = (_moe(config, model, micro_steps), _max_logits(config, model))
+    others: list[Monitor] = [monitor for monitor in found if monitor is not None]
+    if any(alert.metric in _OWN_INTERVALS for alert in alerts):
+        others = [Watched(Monitors(others, trouble), lines)]
+    return Monitors([sampled, *others], trouble)
 
 
 def sampling_of(config: AgentConfig) -> Sampling:
     """Which steps are computed, written and printed, as configured."""
     older = config.monitor_config
-    return Sampling(older.rates, watched=older.nan_check or older.exception_dump)
+    alerts = any(alert.metric not in _OWN_INTERVALS for alert in config.rankd.alerts)
+    return Sampling(older.rates, watched=older.nan_check or older.exception_dump or alerts)
 
 
 def _sampled(
-    config: AgentConfig, model: object, rank: int, total_steps: int | None, sampling: Sampling, trouble: _Trouble
+    config: AgentConfig,
+    model: object,
+    rank: int,
+    total_steps: int | None,
+    sampling: Sampling,
+    trouble: _Trouble,
+    checks: Sequence[Check],
 ) -> Monitor:
     older, device_loss = config.monitor_config, config.monitor.train_state.device_loss
     losses = LossMonitor(config.local_loss, device_loss) if config.local_loss or device_loss else None
@@ -70,7 +88,7 @@ def _sampled(
     return Sampled(
         Monitors(inner, trouble),
         sampling,
-        check=NanCheck(older.warmup_steps) if older.nan_check else None,
+        checks=checks,
         console=Console(rank, total_steps),
         keep=older.exception_dump,
         expected=Expectations(_expected(config, norms)),
@@ -90,6 +108,9 @@ def _expected(config: AgentConfig, norms: GradientNorms | None) -> dict[str, str
         keys["local_loss"] = keys["local_loss"] or "monitor_config.local_loss"
     for metric in () if norms is None else norms.writes:
         keys[metric] = f"monitor.train_state.{metric}"
+    for index, alert in enumerate(config.rankd.alerts):
+        if alert.metric in _GIVEN and not keys.get(alert.metric):
+            keys[alert.metric] = f"rankd.alerts[{index}]"
     return {metric: key for metric, key in keys.items() if key}
 
 

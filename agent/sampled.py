@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from ..collector.protocol.records import SUMMARY_FIELDS, Frame
-from .health import NanCheck
+from .health import Check, look
 from .monitor import NOTHING, Measured, MicroBatch, Monitor, Pending, StepEnd
 from .sampling import Due, Sampling
 
@@ -75,10 +75,10 @@ class Sampled(Monitor):
     Args:
         inner: what measures.
         sampling: which steps.
-        check: looks at all that is computed; None: nothing does.
+        checks: look at all that is computed.
         console: where the steps that are due there are printed.
         keep: `monitor_config.exception_dump`: of a step that is computed and not written, keep what was measured, and
-            record it all the same when the check finds something or the training raises in it.
+            record it all the same when a check finds something or the training raises in it.
         expected: what must come in the first step that is written.
     """
 
@@ -87,14 +87,14 @@ class Sampled(Monitor):
         inner: Monitor,
         sampling: Sampling,
         *,
-        check: NanCheck | None = None,
+        checks: Sequence[Check] = (),
         console: Console | None = None,
         keep: bool = False,
         expected: Expectations | None = None,
     ) -> None:
         self._inner = inner
         self._sampling = sampling
-        self._check = check
+        self._checks = checks
         self._console = console
         self._keep = keep
         self._expected = expected or Expectations({})
@@ -137,7 +137,7 @@ class Sampled(Monitor):
 
     def _pass_on(self, micro_step: int | None, measured: Measured) -> Measured:
         frames = measured.frames
-        found = [] if self._check is None else self._check.look(self._step, micro_step, frames)
+        found = look(self._checks, self._step, micro_step, frames)
         remarks = (*measured.remarks, *found)
         self._exposed = self._exposed or bool(found and self._keep)
         if self._due.write:

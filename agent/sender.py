@@ -71,6 +71,8 @@ _HEARTBEAT_INTERVAL, _HEARTBEAT_TIMEOUT = 3_000, 10_000
 # libzmq's own next try to connect, in ms. It never comes to that: the link looks for the endpoint again before, as a
 # collector that was restarted may listen elsewhere.
 _RECONNECT = 10_000
+# Between two looks of somebody who waits for acknowledgements.
+_SETTLE_PAUSE = 0.005
 # Nothing is ever due (refused for good): still a number that poll takes, in seconds.
 _LONGEST_SLEEP = 3_600.0
 # They are small and rare; a collector that is not there gets the newest.
@@ -285,6 +287,14 @@ class Sender:
         """Have something told to the collector, from any thread; it may get lost with the connection."""
         self._reports.append(report)
         self.wake()
+
+    def settle(self, timeout: float) -> None:
+        """Wait until all that was put so far is acknowledged, at most `timeout` seconds; then go on as before."""
+        deadline = time.monotonic() + timeout
+        while self._outbox.held_items and self.alive and self.state is not LinkState.OFF:
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_SETTLE_PAUSE)
 
     def close(self, timeout: float) -> int:
         """End: wait until everything is acknowledged, at most `timeout` seconds (and a constant second).

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from .protocol.connection import CONNECTION_FILE, key_in, key_of, read_connection
+from .protocol.endpoints import split_endpoint
 from .protocol.errors import ProtocolError, RankdError
 from .protocol.keys import KEY_VARIABLE, RunKey
 from .protocol.messages import MAX_ANSWER_BYTES, Answer, Ask, Facts
 from .protocol.wire import decode_message, encode_message
 
-__all__ = ["Asker", "ask"]
+__all__ = ["Asker", "add_arguments", "ask", "asker_of", "is_remote"]
 
 # A collector whose disk is full answers when there is room again.
 _PATIENCE = 15.0
+_AGAIN = 2.0
 
 
 def ask(output: Path, kind: str, facts: Facts | None = None, *, patience: float = _PATIENCE) -> dict[str, Any]:
@@ -32,6 +35,29 @@ def ask(output: Path, kind: str, facts: Facts | None = None, *, patience: float 
     """
     with Asker.of(output, patience=patience) as asker:
         return asker.ask(kind, facts)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare where the collector is: `output` or `--from`."""
+    parser.add_argument("output", type=Path, nargs="?", help="the run's output directory; or else --from")
+    parser.add_argument(
+        "--from",
+        dest="endpoint",
+        metavar="HOST:PORT",
+        help=f"the collector's address, where the directory is not seen; the run's key in {KEY_VARIABLE}",
+    )
+
+
+def is_remote(args: argparse.Namespace) -> bool:
+    """Whether `--from` was given. Raises RankdError where neither or both were."""
+    if (args.output is None) == (args.endpoint is None):
+        raise RankdError("give the run's output directory, or --from HOST:PORT")
+    return args.endpoint is not None
+
+
+def asker_of(args: argparse.Namespace) -> AbstractContextManager[Asker]:
+    """To the collector that these arguments name. Raises RankdError as `Asker.of` and `Asker.at` do."""
+    return Asker.at(args.endpoint) if is_remote(args) else Asker.of(args.output)
 
 
 class Asker:
@@ -86,15 +112,20 @@ class Asker:
     @classmethod
     @contextmanager
     def at(cls, endpoint: str, *, patience: float = _PATIENCE) -> Iterator[Asker]:
-        """To the collector that listens there; the key is in RANKD_KEY.
+        """To the collector that listens at `HOST:PORT` (or `tcp://HOST:PORT`); the key is in RANKD_KEY.
 
         Raises:
-            RankdError: there is no key.
+            RankdError: that is no address, or there is no key.
         """
+        whole = endpoint if "://" in endpoint else f"tcp://{endpoint}"
+        if not (split_endpoint(whole) or ("", "*"))[1].isdigit():
+            raise RankdError(f"{endpoint} is no address of a collector; write HOST:PORT (IPv6: [ADDRESS]:PORT)")
         key = RunKey.from_environment(os.environ)
         if key is None:
-            raise RankdError(f"{endpoint}: set {KEY_VARIABLE} to the run's key")
-        asker = cls(endpoint, key, keyed=True, where=endpoint, patience=patience)
+            raise RankdError(
+                f"set {KEY_VARIABLE} to the run's key: .rankd/key in the output directory, on the collector's machine"
+            )
+        asker = cls(whole, key, keyed=True, where=endpoint, patience=patience)
         try:
             yield asker
         finally:
@@ -107,15 +138,18 @@ class Asker:
             raise RankdError(f"{self._where}: not an answer of this version: {found!r}")
         return found
 
-    def raw(self, kind: str, facts: Mapping[str, Any] | None = None) -> bytes:
+    def raw(self, kind: str, facts: Mapping[str, Any] | None = None, *, again: bool = False) -> bytes:
         """One question; the answer as it came.
+
+        Args:
+            again: the question may be asked more than once, and is, when no answer comes: a collector that was killed
+                and started again has forgotten it.
 
         Raises:
             RankdError: no answer came, or it cannot be done.
         """
         self._number += 1
-        self._socket.send(encode_message(Ask.proved(self._key, self._number, kind, facts or {})))
-        answer = self._answer()
+        answer = self._answer(encode_message(Ask.proved(self._key, self._number, kind, facts or {})), again=again)
         if not answer.fine:
             raise RankdError(answer.content.decode(errors="replace"))
         return answer.content
@@ -125,9 +159,14 @@ class Asker:
         self._socket.close()
         self._context.term()
 
-    def _answer(self) -> Answer:
+    def _answer(self, question: bytes, *, again: bool) -> Answer:
         deadline = time.monotonic() + self._patience
-        while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1_000))):
+        self._socket.send(question)
+        while (left := deadline - time.monotonic()) > 0:
+            if not self._socket.poll(int(min(left, _AGAIN if again else left) * 1_000) + 1):
+                if again:
+                    self._socket.send(question)
+                continue
             try:
                 message = decode_message(self._socket.recv())
             except ProtocolError as e:

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from .protocol.errors import RecordError
 from .protocol.ranges import parse_ranks
+from .protocol.records import KNOWN_METRICS
 from .settings import (
     KIB,
     MIB,
@@ -24,23 +25,41 @@ from .settings import (
     Settings,
     byte_size,
     choice,
+    error_of,
     file_path,
     flag,
     integer,
     list_of,
     misfit,
+    number,
     optional,
     seconds,
     setting,
     subsection,
 )
 
-__all__ = ["JournalConfig", "OutputConfig", "ProfileConfig", "RankdConfig", "SpoolConfig", "output_of"]
+__all__ = [
+    "AlertConfig",
+    "JournalConfig",
+    "LogsConfig",
+    "OutputConfig",
+    "ProfileConfig",
+    "RankdConfig",
+    "SpoolConfig",
+    "output_of",
+]
 
 # One micro-step of a few hundred parameters takes some 10 kB; a smaller spool would drop even that.
 _MIN_SPOOL = 64 * KIB
 # A page; smaller segments would only cost files.
 _MIN_SEGMENT = 4 * KIB
+# `tail -F` must have the time to see each part: it loses one that came and went between two of its looks.
+_MIN_PART = 64 * KIB
+_MIN_SPAN = 60
+_MAX_PERIOD = 3_650 * 86_400
+
+# Some hundred values say what is usual; each costs 16 bytes a rank, and looking at one takes longer the more there are.
+_WINDOW, _MAX_WINDOW = 100, 10_000
 
 _ENDPOINT = 'null, or text "tcp://HOST:PORT" (PORT 1 to 65535, or * for any free one; an IPv6 HOST in brackets)'
 _LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -96,6 +115,28 @@ def _host_problem(host: str) -> str:
     return "" if _HOST_NAME.fullmatch(host) and len(host) <= 253 else "not a host name"
 
 
+_UNITS = {"": 1, "s": 1, "min": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400}
+
+
+def _period(low: int) -> Kind[int]:
+    """A span of time of at least `low` seconds, in seconds: an integer, or text with a unit."""
+    allowed = f'a span of {low} seconds to 10 years: a number of seconds, or text such as "12h" or "30d"'
+
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, (int, str)):
+            raise misfit(value, allowed, wrong_type=True)
+        match = re.fullmatch(r"\s*(\d{1,9})\s*([A-Za-z]*)\s*", value, re.ASCII) if isinstance(value, str) else None
+        unit = _UNITS.get(match[2].lower()) if match is not None else 1
+        if unit is None or (match is None and isinstance(value, str)):
+            raise misfit(value, allowed, "units: s, min, h, d, w")
+        seconds = int(value if match is None else match[1]) * unit
+        if not low <= seconds <= _MAX_PERIOD:
+            raise misfit(value, allowed)
+        return seconds
+
+    return Kind(allowed, read)
+
+
 @dataclass(frozen=True, slots=True)
 class SpoolConfig(Settings):
     """`rankd.spool`: the file beside each rank that keeps what the collector has not yet acknowledged.
@@ -139,6 +180,47 @@ class JournalConfig(Settings):
     segment_size: int = setting(byte_size(low=_MIN_SEGMENT), 64 * MIB)
     durability: str = setting(choice("process", "disk"), "process")
     keep: int | None = setting(optional(byte_size(low=0)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LogsConfig(Settings):
+    """`rankd.logs`: rotation of the text logs (merged.log, rank_x/monitor.log), and what is kept of their older parts.
+
+    Attributes:
+        rotate_size: bytes after which a log's file is closed, at the end of a block, and another one begun; None: never
+            for its size.
+        rotate_every: seconds (or text such as "1d"): what is written in each such span of time, counted in UTC, has a
+            file of its own; None: never for its age.
+        compress: what is done with closed parts, once no restart has to look at them.
+        keep_parts: closed parts of each log that are kept; None: all.
+        keep_size: bytes that the closed parts of all logs may take together; None: no limit.
+        keep_for: seconds (or text such as "30d") for which a closed part is kept after its last line; None: for ever.
+    """
+
+    dotted: ClassVar[str] = "rankd.logs"
+
+    rotate_size: int | None = setting(optional(byte_size(low=_MIN_PART)), None)
+    rotate_every: int | None = setting(optional(_period(low=_MIN_SPAN)), None)
+    compress: str = setting(choice("gzip", "none"), "gzip")
+    keep_parts: int | None = setting(optional(integer(1)), None)
+    keep_size: int | None = setting(optional(byte_size(low=0)), None)
+    keep_for: int | None = setting(optional(_period(low=_MIN_SPAN)), None)
+
+    def conflicts(self) -> Iterator[Misfit]:
+        """What is not rotated has no older parts."""
+        if self.rotates:
+            return
+        for name in ("keep_parts", "keep_size", "keep_for"):
+            if (value := getattr(self, name)) is not None:
+                allowed = (
+                    "null while neither rotate_size nor rotate_every is set: a log that is not rotated has one file"
+                )
+                yield Misfit(name, f"found {value}, allowed: {allowed}")
+
+    @property
+    def rotates(self) -> bool:
+        """Whether logs are rotated at all."""
+        return self.rotate_size is not None or self.rotate_every is not None
 
 
 def _ranks() -> Kind[str]:
@@ -194,6 +276,53 @@ class OutputConfig(Settings):
             yield Misfit("listen", f'found {self.listen!r}, allowed: text "HOST:PORT", PORT 0 to 65535')
 
 
+def _metric() -> Kind[str]:
+    """The name of a metric that rankd itself measures; it must be given."""
+    known = choice(*KNOWN_METRICS)
+
+    def read(value: object) -> str:
+        if value == "":
+            raise error_of([Misfit("", f"the key is missing, allowed: {known.allowed}")])
+        return known.read(value)
+
+    return Kind(known.allowed, read)
+
+
+@dataclass(frozen=True, slots=True)
+class AlertConfig(Settings):
+    """One of `rankd.alerts`: a line that a metric must not cross; exactly one of `above`, `below` and `times`.
+
+    Of a metric with a value for each name the largest counts (for `below` the smallest). nan and inf cross no line, and
+    do not count as usual either: `monitor_config.nan_check` is for those.
+
+    Attributes:
+        metric: what is looked at; one that rankd itself measures.
+        above: an anomaly is a value larger than this.
+        below: an anomaly is a value smaller than this.
+        times: an anomaly is a value larger than this many times the median of this rank's last `window` finite values,
+            from when there are so many, and while that median is above zero.
+        window: how many values say what is usual.
+    """
+
+    dotted: ClassVar[str] = "rankd.alerts"
+
+    metric: str = setting(_metric(), "")
+    above: float | None = setting(optional(number()), None)
+    below: float | None = setting(optional(number()), None)
+    times: float | None = setting(optional(number(above=1)), None)
+    window: int = setting(integer(1, _MAX_WINDOW), _WINDOW)
+
+    def conflicts(self) -> Iterator[Misfit]:
+        """One line each, so that it is clear which one was crossed."""
+        lines = {name: getattr(self, name) for name in ("above", "below", "times")}
+        given = [name for name, line in lines.items() if line is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            yield Misfit("", f"found {found}, allowed: exactly one of above, below and times; write an alert for each")
+        if self.times is None and self.window != _WINDOW:
+            yield Misfit("window", f"found {self.window}, allowed: with `times` only, which looks at a window")
+
+
 @dataclass(frozen=True, slots=True)
 class ProfileConfig(Settings):
     """`rankd.profile`: what profiling on demand (`rankd profile`) may cost one run.
@@ -231,8 +360,12 @@ class RankdConfig(Settings):
         exit_timeout: seconds a training process waits at its exit for the last acknowledgements.
         spool: see SpoolConfig.
         journal: see JournalConfig.
+        logs: rotation of the text logs; see LogsConfig.
         profile: see ProfileConfig.
         outputs: where records go besides the text logs; see OutputConfig.
+        alerts: what is told as an anomaly, besides nan and inf; see AlertConfig.
+        on_anomaly: what else becomes of an anomaly: `log`, nothing; `stop`, `AnomalyError` is raised into the training
+            loop once all is recorded.
     """
 
     dotted: ClassVar[str] = "rankd"
@@ -249,8 +382,11 @@ class RankdConfig(Settings):
     exit_timeout: float = setting(seconds(zero=True), 5.0)
     spool: SpoolConfig = setting(subsection(SpoolConfig), SpoolConfig())
     journal: JournalConfig = setting(subsection(JournalConfig), JournalConfig())
+    logs: LogsConfig = setting(subsection(LogsConfig), LogsConfig())
     profile: ProfileConfig = setting(subsection(ProfileConfig), ProfileConfig())
     outputs: tuple[OutputConfig, ...] = setting(list_of(subsection(OutputConfig)), ())
+    alerts: tuple[AlertConfig, ...] = setting(list_of(subsection(AlertConfig)), ())
+    on_anomaly: str = setting(choice("log", "stop"), "log")
 
     def conflicts(self) -> Iterator[Misfit]:
         """A rank must be able to miss a beat without being given up or held out."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .protocol.errors import SpecLogError
 from .protocol.records import Comment, Record
@@ -207,11 +207,18 @@ class LineFilter:
 # -- chunks -----------------------------------------------------------------------------------------------------------
 
 
-def chunks_of(index: bytes, size: int, read: Read) -> list[Chunk] | None:
-    """The chunks of a log of `size` bytes, by its index; the last one reaches to the end. None: no index fits it."""
-    chunks = list(itertools.takewhile(lambda chunk: chunk.end <= size, read_entries(index)))
+def chunks_of(index: bytes, size: int, read: Read, first: int = 0) -> list[Chunk] | None:
+    """The chunks of a log of `size` bytes, by its index; the last one reaches to the end. None: no index fits it.
+
+    Args:
+        first: the first byte of the log that is there; chunks before it are left out.
+    """
+    known = itertools.takewhile(lambda chunk: chunk.end <= size, read_entries(index))
+    chunks = [replace(chunk, start=max(chunk.start, first)) for chunk in known if chunk.end > first]
     if not chunks:
         return None
+    if chunks[0].start == first > 0:
+        chunks[0] = _cut_chunk(chunks, read)
     last = chunks[-1]
     # An index of another log is told by ends where no line ends.
     if any(read(chunk.end - 1, 1) != b"\n" for chunk in (chunks[0], chunks[len(chunks) // 2], last)):
@@ -219,6 +226,14 @@ def chunks_of(index: bytes, size: int, read: Read) -> list[Chunk] | None:
     if last.end < size:
         chunks.append(Chunk(last.end, size, key=(_attempt_after(last, read), 0, 0), open=True))
     return chunks
+
+
+def _cut_chunk(chunks: Sequence[Chunk], read: Read) -> Chunk:
+    """The first chunk, whose beginning is gone; if an attempt began there, it is of that one."""
+    chunk = chunks[0]
+    if len(chunks) > 1 and chunks[1].key[0] != chunk.key[0] and _attempt_after(chunk, read) == chunk.key[0]:
+        return replace(chunk, key=(chunks[1].key[0], 0, 0))
+    return chunk
 
 
 def _attempt_after(chunk: Chunk, read: Read) -> int:
@@ -251,37 +266,41 @@ def _reaches(chunk: Chunk, after: Chunk | None, selection: Selection) -> bool:
     return chunk.key[1] <= to and after.key[1] >= first
 
 
-def backwards(size: int, read: Read) -> Iterator[Chunk]:
-    """Chunks from the end of a log without index, last first; about nothing more is known than where blocks begin."""
+def backwards(size: int, read: Read, first: int = 0) -> Iterator[Chunk]:
+    """Chunks from the end of a log without index, last first; about nothing more is known than where blocks begin.
+
+    Args:
+        first: the first byte of the log that is there.
+    """
     end = size
-    while end > 0:
-        at = max(0, end - CHUNK_BYTES)
-        block = _block_from(read, at, end) if at else None
-        start = 0 if not at else block[0] if block else at
-        if at and block is None:  # no block begins in the last CHUNK_BYTES: take more
-            start = _wider(read, at, end)
+    while end > first:
+        at = max(first, end - CHUNK_BYTES)
+        block = _block_from(read, at, end) if at > first else None
+        start = first if at == first else block[0] if block else at
+        if at > first and block is None:  # no block begins in the last CHUNK_BYTES: take more
+            start = _wider(read, at, end, first)
         yield Chunk(start, end)
         end = start
 
 
-def _wider(read: Read, at: int, end: int) -> int:
-    while at > 0:
-        at = max(0, at - 4 * (end - at))
-        block = _block_from(read, at, end) if at else None
+def _wider(read: Read, at: int, end: int, first: int) -> int:
+    while at > first:
+        at = max(first, at - 4 * (end - at))
+        block = _block_from(read, at, end) if at > first else None
         if block is not None:
             return block[0]
-    return 0
+    return first
 
 
-def sampled_chunks(size: int, read: Read, samples: int = _SAMPLES) -> list[Chunk]:
-    """Chunks of a log without index: blocks are looked for at places at even distances.
+def sampled_chunks(size: int, read: Read, samples: int = _SAMPLES, first: int = 0) -> list[Chunk]:
+    """Chunks of a log without index: blocks are looked for at places at even distances, from byte `first` on.
 
     Between two of them steps rise, or an attempt begins: what has a smaller step than what is before it says so. An
     attempt that begins and catches up between two places is not noticed.
     """
-    stride = max(CHUNK_BYTES, size // samples)
-    starts: list[tuple[int, int]] = [(0, 1)]
-    for at in range(stride, size, stride):
+    stride = max(CHUNK_BYTES, (size - first) // samples)
+    starts: list[tuple[int, int]] = [(first, 1)]
+    for at in range(first + stride, size, stride):
         block = _block_from(read, at, min(size, at + stride))
         if block is not None and block[0] > starts[-1][0]:
             starts.append(block)
@@ -312,11 +331,11 @@ def _block_from(read: Read, at: int, end: int) -> tuple[int, int] | None:
         length *= 4
 
 
-def attempt_at(read: Read, offset: int) -> int:
-    """The attempt at this place of a log without index; looks back for the line that began it."""
+def attempt_at(read: Read, offset: int, first: int = 0) -> int:
+    """The attempt at this place of a log without index; looks back for the line that began it, down to `first`."""
     end = offset
-    while end > 0:
-        start = max(0, end - CHUNK_BYTES)
+    while end > first:
+        start = max(first, end - CHUNK_BYTES)
         # A little more than the piece, for the line that lies across its end.
         found = [m for m in _RUN_ATTEMPT.finditer(read(start, end - start + _LINE)) if m.start() < end - start]
         if found:

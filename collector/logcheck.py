@@ -1,14 +1,15 @@
 """Compares text logs with what they should be: byte for byte with the journal's rendering, and merged.log with itself.
 
 Two looks that share no code: `LogComparison` renders the journal again; `MergedLog` reads nothing but the text, with
-the rules of SPEC.md section 3. Both stream, and remember a few numbers for each rank.
+the rules of SPEC.md section 3. Both stream, and remember a few numbers for each rank. Of a rotated log (`sinks.parts`)
+all parts are read as one; what is gone at its beginning cannot be compared.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from pathlib import Path
 
 from .protocol.records import Comment, RankBlock
 from .protocol.speclog import Renderer
-from .sinks.speclog import MERGED_LOG, is_log, log_texts, rank_log
+from .sinks.gzipped import DamagedPartError
+from .sinks.parts import LogReader
+from .sinks.speclog import MERGED_LOG, is_log, log_texts, rank_log, rank_logs_in
 
 __all__ = ["Finding", "LogComparison", "MergedLog"]
 
@@ -41,8 +44,36 @@ class Finding:
 # -- against the journal ----------------------------------------------------------------------------------------------
 
 
+class Logs:
+    """The text logs below `output`, read by their names from anywhere. Holds no file open: there may be thousands."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self._readers: dict[str, LogReader] = {}
+
+    def of(self, name: str) -> LogReader:
+        """The log of this relative name; it need not be there."""
+        if name not in self._readers:
+            self._readers[name] = LogReader(self.output / name)
+        return self._readers[name]
+
+    def read(self, name: str, start: int, count: int) -> bytes:
+        """What the log holds there; fewer bytes at its end, or where something is missing.
+
+        Raises:
+            DamagedPartError: a compressed part is damaged.
+            OSError: it cannot be read.
+        """
+        with self.of(name) as log:
+            return log.read(start, count)
+
+    def names(self) -> set[str]:
+        """Of all logs that are there."""
+        return {MERGED_LOG, *rank_logs_in(self.output)}
+
+
 class LogComparison:
-    """Takes what the journal releases, in order, and compares it with the logs below `output`, from `sizes` on.
+    """Takes what the journal releases, in order, and compares it with the logs, from `sizes` on.
 
     Attributes:
         findings: the first difference of each log.
@@ -50,11 +81,11 @@ class LogComparison:
         short: bytes that the journal has and the log lacks at its end, by log.
     """
 
-    def __init__(self, output: Path, sizes: Mapping[str, int]) -> None:
+    def __init__(self, logs: Logs, sizes: Mapping[str, int]) -> None:
         self.findings: list[Finding] = []
         self.sizes = {name: size for name, size in sizes.items() if is_log(name)}
         self.short: dict[str, int] = {}
-        self._output = output
+        self._logs = logs
         self._renderer = Renderer()
         self._different: set[str] = set()
 
@@ -71,22 +102,36 @@ class LogComparison:
         for name, text in log_texts(self._renderer, released).items():
             start = self.sizes.get(name, 0)
             self.sizes[name] = start + len(text)
-            if name in self._different:
-                continue
-            there = _read(self._output / name, start, len(text))
-            if not text.startswith(there):
-                self._different.add(name)
-                self.findings.append(_difference(self._output / name, start, text, there))
-            elif len(there) < len(text):
-                self.short[name] = self.short.get(name, 0) + len(text) - len(there)
+            if name not in self._different:
+                # What was deleted at the log's beginning is passed over.
+                gone = min(len(text), max(0, self._logs.of(name).start - start))
+                if gone < len(text):
+                    self._compare_text(name, start + gone, text[gone:])
+
+    def _compare_text(self, name: str, start: int, text: bytes) -> None:
+        log = self._logs.of(name)
+        try:
+            there = self._logs.read(name, start, len(text))
+        except DamagedPartError as e:
+            self._different.add(name)
+            self.findings.append(Finding(str(e.filename), "a whole part of the log", str(e.strerror)))
+            return
+        if not there and start < log.start:  # deleted since the directory was listed
+            gone = min(len(text), log.start - start)
+            self._compare_text(name, start + gone, text[gone:])
+            return
+        # A log that goes on behind something missing is no shorter, it is another one.
+        missing = len(there) < len(text) and start + len(there) < log.layout.end
+        if missing or not text.startswith(there):
+            self._different.add(name)
+            self.findings.append(_difference(self._logs, name, start, text, there))
+        elif len(there) < len(text):
+            self.short[name] = self.short.get(name, 0) + len(text) - len(there)
 
     def beyond(self) -> dict[str, int]:
         """Bytes that a log has behind all that the journal makes, by log; logs that it does not make at all as well."""
-        sizes = dict(self.sizes)
-        for path in self._output.glob("rank_*/monitor.log"):
-            sizes.setdefault(path.relative_to(self._output).as_posix(), 0)
-        sizes.setdefault(MERGED_LOG, 0)
-        more = {name: _size(self._output / name) - size for name, size in sizes.items()}
+        sizes = {**dict.fromkeys(self._logs.names(), 0), **self.sizes}
+        more = {name: LogReader(self._logs.output / name).layout.end - size for name, size in sizes.items()}
         return {name: count for name, count in more.items() if count > 0 and name not in self._different}
 
 
@@ -104,32 +149,10 @@ def _parts(released: Iterable[RankBlock | Comment]) -> Iterator[list[RankBlock |
         yield part
 
 
-def _read(path: Path, start: int, count: int) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return b""
-    try:
-        parts = []
-        while count and (part := os.pread(fd, count, start)):
-            parts.append(part)
-            start, count = start + len(part), count - len(part)
-        return b"".join(parts)
-    finally:
-        os.close(fd)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _difference(path: Path, start: int, text: bytes, there: bytes) -> Finding:
+def _difference(logs: Logs, name: str, start: int, text: bytes, there: bytes) -> Finding:
     same = next((i for i, (a, b) in enumerate(zip(text, there, strict=False)) if a != b), min(len(text), len(there)))
     line_start = max(text.rfind(b"\n", 0, same) + 1, same - _SHOWN)
-    where = f"{path}: line {_lines_before(path, start + same) + 1}, byte {start + same}"
+    where = f"{logs.output / name}: line {_lines_before(logs, name, start + same) + 1}, byte {start + same}"
     return Finding(where, _line(text[line_start:]), _line(there[line_start:]))
 
 
@@ -137,10 +160,11 @@ def _line(text: bytes) -> str:
     return repr(text.partition(b"\n")[0][: 2 * _SHOWN].decode(errors="backslashreplace"))
 
 
-def _lines_before(path: Path, end: int) -> int:
+def _lines_before(logs: Logs, name: str, end: int) -> int:
+    """Of those that are there."""
     count = 0
-    for start in range(0, end, _CHUNK):
-        count += _read(path, start, min(_CHUNK, end - start)).count(b"\n")
+    for at in range(logs.of(name).start, end, _CHUNK):
+        count += logs.read(name, at, min(_CHUNK, end - at)).count(b"\n")
     return count
 
 
@@ -176,17 +200,23 @@ class MergedLog:
         lines: how many were read.
         records: by rank.
         late: blocks that are marked late, by rank.
+        whole: it could be read to its end.
+        unmatched: ranks whose lines here could not be compared with their own logs, because older parts were deleted.
     """
 
-    def __init__(self, output: Path, most: int = 10) -> None:
+    def __init__(self, logs: Logs, most: int = 10) -> None:
         self.findings: list[Finding] = []
         self.lines = 0
         self.late: Counter[int] = Counter()
-        self._output = output
+        self.whole = True
+        self.unmatched: list[int] = []
+        self._logs = logs
+        self._path = logs.output / MERGED_LOG
         self._most = most
         self._kinds: Counter[str] = Counter()
         self._ranks: dict[bytes, _RankLines] = {}
-        self._attempt = 0
+        # Of a log whose beginning is gone nobody knows, until a line says so.
+        self._attempt = None if logs.of(MERGED_LOG).start else 0
         self._latest: _At = (0, 0, 0, -1)
 
     @property
@@ -194,48 +224,62 @@ class MergedLog:
         return {lines.rank: lines.records for lines in self._ranks.values()}
 
     def read(self, size: int) -> None:
-        """Read and check the first `size` bytes.
+        """Read and check the first `size` bytes, as far as they are there.
 
         Raises:
             OSError: it cannot be read.
         """
-        offset = 0
-        for line in self._some_lines(size):
-            self.lines += 1
-            self._line(line, offset)
-            offset += len(line)
+        end = 0
+        with LogReader(self._path) as log:
+            try:
+                for offset, line in _lines(log, size):
+                    self.lines += 1
+                    self._line(line, offset)
+                    end = offset + len(line)
+            except DamagedPartError as e:
+                self._find("damage", Finding(str(e.filename), "a whole part of the log", str(e.strerror)))
+                self.whole = False
+                return
+            if self.lines and end < min(size, log.layout.end):
+                self._found(end, "hole", "the log's next part", "that it is missing")
+                self.whole = False
 
-    def _some_lines(self, size: int) -> Iterator[bytes]:
-        path = self._output / MERGED_LOG
-        if not path.exists():
-            return
-        with path.open("rb", buffering=_CHUNK) as file:
-            while size and (line := file.readline(size)):
-                size -= len(line)
-                yield line
+    def check_rank_logs(self, sizes: Mapping[str, int] | None) -> None:
+        """Compare each rank's lines with its own log, where they must stand as they are.
 
-    def check_rank_logs(self) -> None:
-        """Compare each rank's lines with its own log: all of them must stand at its beginning.
+        Args:
+            sizes: of the logs that these lines are from; needed where older parts of a log were deleted.
 
         Raises:
             OSError: a log cannot be read.
         """
         for lines in self._ranks.values():
-            path = self._output / rank_log(lines.rank)
+            name = rank_log(lines.rank)
+            own = self._logs.of(name)
+            start = 0
+            if own.start or self._logs.of(MERGED_LOG).start:
+                start = -1 if sizes is None else sizes.get(name, 0) - lines.size
+            if start < own.start:
+                self.unmatched.append(lines.rank)
+                continue
             digest = hashlib.blake2b()
-            for start in range(0, lines.size, _CHUNK):
-                digest.update(_read(path, start, min(_CHUNK, lines.size - start)))
+            try:
+                for at in range(start, start + lines.size, _CHUNK):
+                    digest.update(self._logs.read(name, at, min(_CHUNK, start + lines.size - at)))
+            except DamagedPartError as e:
+                self._find("damage", Finding(str(e.filename), "a whole part of the log", str(e.strerror)))
+                continue
             if digest.digest() != lines.digest.digest():
-                self._find("rank log", self._first_difference(lines, path))
+                self._find("rank log", self._first_difference(lines, own.path, start))
 
-    def _first_difference(self, lines: _RankLines, path: Path) -> Finding:
+    def _first_difference(self, lines: _RankLines, path: Path, offset: int) -> Finding:
         """Read both again, line by line."""
         prefix = b"[rank_%d] " % lines.rank
-        of_rank = (line for line in self._some_lines(_size(self._output / MERGED_LOG)) if line.startswith(prefix))
-        with path.open("rb") if path.exists() else Path(os.devnull).open("rb") as own:
-            offset = 0
+        with LogReader(self._path) as merged, LogReader(path) as own:
+            of_rank = (line for _, line in _lines(merged, sys.maxsize) if line.startswith(prefix))
             for number, line in enumerate(of_rank, 1):
-                there = own.readline()
+                there = own.read(offset, max(len(line), 2 * _SHOWN))
+                there = there[: there.find(b"\n") + 1] or there
                 if line != prefix + there:
                     where = f"{path}: line {number}, byte {offset}"
                     return Finding(where, f"the line of merged.log {_line(line[len(prefix) :])}", _line(there))
@@ -273,7 +317,9 @@ class MergedLog:
         if rest.startswith(b"# late "):
             lines.late = True
             self.late[lines.rank] += 1
-        elif (match := _ATTEMPT.match(rest)) and int(match[1]) != self._attempt:
+        elif (match := _ATTEMPT.match(rest)) and self._attempt is None:
+            self._attempt = int(match[1])
+        elif match and int(match[1]) != self._attempt:
             self._found(offset, "attempt", f"attempt {self._attempt}, as [collector] said last", _line(rest))
 
     def _header(self, lines: _RankLines, rest: bytes, offset: int) -> None:
@@ -284,19 +330,33 @@ class MergedLog:
         late, lines.late = lines.late, False
         if late:
             return
-        at = (self._attempt, int(match[1]), int(match[2] or _AFTER_ALL), lines.rank)
+        at = (self._attempt or 0, int(match[1]), int(match[2] or _AFTER_ALL), lines.rank)
         if at <= self._latest:
             kind = "twice" if at == self._latest else "order"
             self._found(offset, kind, f"a position above {_shown(self._latest)}, or a line `# late`", _shown(at))
         self._latest = max(at, self._latest)
 
     def _found(self, offset: int, kind: str, expected: str, found: str) -> None:
-        self._find(kind, Finding(f"{self._output / MERGED_LOG}: line {self.lines}, byte {offset}", expected, found))
+        self._find(kind, Finding(f"{self._path}: line {self.lines}, byte {offset}", expected, found))
 
     def _find(self, kind: str, finding: Finding) -> None:
         self._kinds[kind] += 1
         if self._kinds[kind] <= self._most:
             self.findings.append(finding)
+
+
+def _lines(log: LogReader, size: int) -> Iterator[tuple[int, bytes]]:
+    """The lines of a log and where each begins, from the first that is there up to `size` or something missing."""
+    at, rest = log.start, b""
+    begin = at
+    while at < size and (data := log.read(at, min(_CHUNK, size - at))):
+        at += len(data)
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            yield begin, line + b"\n"
+            begin += len(line) + 1
+    if rest:
+        yield begin, rest
 
 
 def _shown(at: _At) -> str:

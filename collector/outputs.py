@@ -10,6 +10,7 @@ from .config import OutputConfig, RankdConfig
 from .protocol.ranges import parse_ranks
 from .selection import Selection
 from .sinks.guarded import Guarded, Selected
+from .sinks.retention import Retention, Rotation
 from .sinks.sink import FanOut, Sink
 from .sinks.speclog import SpecLogSink
 from .sinks.table import csv_sink, jsonl_sink
@@ -27,8 +28,17 @@ def sink_of(config: RankdConfig, host_of: Callable[[int], str], *others: Sink) -
         host_of: the host of a rank, for outputs that tell it.
         others: sinks of the collector's own.
     """
-    logs = SpecLogSink(Path(config.output), index=True)
-    return FanOut([logs, *others, *optional_sinks(config, host_of)])
+    return FanOut([_text_logs(config), *others, *optional_sinks(config, host_of)])
+
+
+def _text_logs(config: RankdConfig) -> SpecLogSink:
+    logs = config.logs
+    return SpecLogSink(
+        Path(config.output),
+        index=True,
+        rotation=Rotation(logs.rotate_size, logs.rotate_every) if logs.rotates else None,
+        retention=Retention(logs.keep_parts, logs.keep_size, logs.keep_for, logs.compress == "gzip"),
+    )
 
 
 def optional_sinks(config: RankdConfig, host_of: Callable[[int], str]) -> list[Guarded]:

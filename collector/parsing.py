@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import itertools
 import json
 import sys
@@ -18,6 +19,7 @@ from .protocol.records import Record
 from .protocol.speclog import parse
 from .selection import add_arguments as add_selection
 from .selection import selection_of
+from .sinks.parts import LogReader, layout_of, log_of_part
 from .tail import drop_output
 
 __all__ = ["add_arguments", "records_of_log", "run"]
@@ -37,10 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the records, log after log; 0: there were some, 1: none."""
     selection = selection_of(args)
+    logs = _without_parts(args.logs)
     count = 0
     try:
         with _opened(args.to) as out:
-            for path in args.logs:
+            for path in logs:
                 for record in filter(selection.has, records_of_log(path, args.of_rank)):
                     out.write(json.dumps(record_object(record), ensure_ascii=False) + "\n")
                     count += 1
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     except OSError as e:
         raise RankdError(f"{e.filename}: {e.strerror}") from e
-    print(f"{count} records of {len(args.logs)} logs", file=sys.stderr)
+    print(f"{count} records of {len(logs)} logs", file=sys.stderr)
     return 0 if count else 1
 
 
@@ -65,8 +68,15 @@ def _opened(to: str | None) -> Iterator[TextIO]:
         yield file
 
 
+def _without_parts(logs: list[Path]) -> list[Path]:
+    """Without those that are parts of another one of them: `rank_3/monitor.log*` names a log and its parts."""
+    return [path for path in logs if log_of_part(path) not in logs]
+
+
 def records_of_log(path: Path, rank: int | None = None) -> Iterator[Record]:
-    """The records of one log, whatever kind of these it is.
+    """The records of one log, whatever kind of these it is; of one that was rotated, those of its older parts too.
+
+    Where the oldest parts were deleted, it says so on standard error; attempts count then from the first that is named.
 
     Args:
         rank: whose log it is; None: its path says so (a merged log needs neither).
@@ -76,9 +86,9 @@ def records_of_log(path: Path, rank: int | None = None) -> Iterator[Record]:
         RankdError: it cannot be told whose log it is.
         OSError: it cannot be read.
     """
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        first = list(itertools.islice(file, _LOOK))
-        lines = itertools.chain(first, file)
+    with _lines_of(path) as all_lines:
+        first = list(itertools.islice(all_lines, _LOOK))
+        lines = itertools.chain(first, all_lines)
         if first and first[0].startswith(("[rank_", "[collector] ")):
             yield from (found for found in parse(lines) if isinstance(found, Record))
             return
@@ -89,3 +99,18 @@ def records_of_log(path: Path, rank: int | None = None) -> Iterator[Record]:
             yield from MindFormersLog(whose).read(lines)
         else:
             yield from (found for found in parse(lines, rank=whose) if isinstance(found, Record))
+
+
+@contextlib.contextmanager
+def _lines_of(path: Path) -> Iterator[Iterator[str]]:
+    if layout_of(path).parts:
+        with LogReader(path) as log:
+            if log.start:
+                print(
+                    f"note: the first {log.start} bytes of {path} are gone: older parts were deleted", file=sys.stderr
+                )
+            yield (line.decode(errors="surrogateescape") for line in log.lines())
+        return
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        yield iter(file)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from .asking import Asker
+from .asking import add_arguments as add_place
+from .asking import asker_of
 from .protocol.errors import RankdError
 from .protocol.ranges import ranges
 from .sampler import SAMPLE, STATUS
@@ -22,7 +22,7 @@ _LOOK_EVERY = 0.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("output", type=Path, help="the run's output directory")
+    add_place(parser)
     parser.add_argument("--interval", type=int, metavar="N", help="write each Nth step (and compute it)")
     parser.add_argument("--step-interval", type=int, metavar="N", help="compute, and check, each Nth step")
     parser.add_argument("--print-interval", type=int, metavar="N", help="print each Nth step to the ranks' output")
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         raise RankdError("give --interval, --step-interval or --print-interval, or else --reset alone")
     if args.for_steps is not None:
         given["for_steps"] = args.for_steps
-    with Asker.of(args.output) as asker:
+    with asker_of(args) as asker:
         answer = asker.ask(SAMPLE, given)
         deadline = time.monotonic() + _CONFIRM_WITHIN
         while answer["waiting"] and time.monotonic() < deadline:

@@ -27,6 +27,7 @@ from ..profiler_ctl.part import ProfilingPart
 from .accounts import account_table
 from .config import RankdConfig
 from .description import describe, readable
+from .desk import Desk
 from .door import Door
 from .entries import Checkpoint, Decided, Ended, Entry, Opened, Stored, decode_entry, encode_entry
 from .fallbacks import Fallbacks
@@ -37,13 +38,12 @@ from .outputs import sink_of
 from .patience import PatientWriting, StopRequestedError
 from .place import Place
 from .profilefile import ProfileFile
-from .protocol.checks import printable, shown
-from .protocol.errors import LimitError, ProtocolError, RankdError, VersionError
+from .protocol.checks import printable
+from .protocol.errors import LimitError, ProtocolError, VersionError
 from .protocol.keys import RunKey
 from .protocol.steering import Decide, Move, Part, Tell
 from .protocol.wire import (
     Ack,
-    Answer,
     Ask,
     Beat,
     Command,
@@ -154,6 +154,7 @@ class Collector:
         parts: dict[str, Part] = {SAMPLE: Sampler(), STACKS: StackRequests(), KIND: profiling}
         self._steering = Steering(parts, self._ranks_now)
         self._steering.restore(self._run.decisions)
+        self._desk = Desk(self._door, self._run_key, self._place.output, self._steering, self._steer)
 
     def _recover(self) -> None:
         """Make the run's state again from the journal, and complete what the logs miss."""
@@ -240,6 +241,7 @@ class Collector:
                 self._profiles.update()
                 self._commit([Ended()])
                 self._left = self._rescue.left()
+                self._desk.see_off()
                 return 1 if self._run.missing() or self._left else 0
             never_heard = not self._peers and not self._run.counting()
             if never_heard and self._patience is not None and now - started > self._patience:
@@ -268,7 +270,8 @@ class Collector:
         """Take what has arrived; True: there was no more."""
         if self._signal:
             raise StopRequestedError
-        if not self._door.wait(_TICK):
+        self._desk.serve()
+        if not self._door.wait(0.0 if self._desk.waiting else _TICK):
             return True
         entries: list[Entry] = []
         touched: dict[bytes, Session] = {}
@@ -305,7 +308,7 @@ class Collector:
                 case Hello() | Ask():
                     # Who is who may change, and what is answered is about all that has come: that is stored first.
                     self._store(entries, touched)
-                    self._hello(peer, message) if isinstance(message, Hello) else self._asked(peer, message)
+                    self._hello(peer, message) if isinstance(message, Hello) else self._desk.asked(peer, message)
                 case Data() | Beat() if session is not None:
                     if deliverer is None:
                         self._heard(session, entries)
@@ -364,21 +367,6 @@ class Collector:
         sessions = {session.rank: session for session in self._peers.values()}
         beats, latest = self._status.beats, self._status.latest
         return RanksNow(self._run, beats, latest, sessions, time.monotonic(), self._config.beat_interval)
-
-    def _asked(self, peer: bytes, ask: Ask) -> None:
-        """A command line: it has to prove the key also where connections need none."""
-        if not ask.is_proved(self._run_key):
-            self._send(peer, Answer(ask.number, False, b"this needs the run's key, and that was another one"))
-            self._door.refuse(peer, "without the key", self._door.address(peer), f"asked for {shown(ask.kind)}")
-            return
-        self._door.greet(peer)
-        try:
-            moves, content = self._steering.asked(ask)
-            self._steer(moves)
-        except RankdError as e:
-            self._send(peer, Answer(ask.number, False, str(e).encode()))
-        else:
-            self._send(peer, Answer(ask.number, True, content))
 
     def _steer(self, moves: Sequence[Move]) -> None:
         """Make these moves, in their order: what is decided is in the journal before a rank is told."""
@@ -471,6 +459,7 @@ class Collector:
         sizes = self._sink.sizes()
         checkpoint = encode_entry(Checkpoint(self._run.freeze(), sizes))
         self._writing.until_possible("the journal", lambda: self._journal.rotate(checkpoint))
+        self._sink.checkpointed(sizes)
         needed = self._run.oldest_needed(otherwise=self._journal.end)
         kept_from = self._fallbacks.passed(sizes.get(MERGED_LOG, 0), needed)
         for path in [] if kept_from is None else self._journal.forget(kept_from):
@@ -501,6 +490,7 @@ class Collector:
         self._rescue.close()
         self._place.withdraw()
         self._door.close(_LINGER_MS)
+        self._desk.close()
         self._sink.close()
         self._journal.close()
 

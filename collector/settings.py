@@ -48,6 +48,7 @@ __all__ = [
     "load_yaml",
     "misfit",
     "nearest",
+    "number",
     "optional",
     "seconds",
     "setting",
@@ -226,6 +227,24 @@ def seconds(*, zero: bool = False) -> Kind[float]:
         if not 0 <= value <= MAX_SECONDS or (value == 0 and not zero):
             raise misfit(value, allowed)
         return math.fabs(value)  # -0.0 is zero
+
+    return Kind(allowed, read)
+
+
+def number(*, above: float | None = None) -> Kind[float]:
+    """A finite number, larger than `above` where that is given."""
+    allowed = "a number" if above is None else f"a number above {above:g}"
+
+    def read(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise misfit(value, allowed, _number_hint(value), wrong_type=True)
+        try:
+            found = float(value)
+        except OverflowError:
+            raise misfit(value, allowed) from None
+        if not math.isfinite(found) or (above is not None and found <= above):
+            raise misfit(value, allowed)
+        return found
 
     return Kind(allowed, read)
 

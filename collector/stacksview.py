@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from .asking import Asker
+from .asking import add_arguments as add_place
+from .asking import asker_of
 from .protocol.ranges import ranges
 from .stacks import STACKS, STACKS_FOUND
 
@@ -19,7 +19,7 @@ _LOOK_EVERY = 0.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("output", type=Path, help="the run's output directory")
+    add_place(parser)
     parser.add_argument("--rank", metavar="LIST", help="these ranks, such as 0,2-3; default: all that are connected")
     parser.add_argument("--threads", action="store_true", help="all threads of the process, not only the main one")
     parser.add_argument("--wait", type=float, default=5.0, metavar="SECONDS", help="for answers, at most (default 5)")
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: all have answered; 1: some have not."""
-    with Asker.of(args.output) as asker:
+    with asker_of(args) as asker:
         answer = asker.ask(STACKS, {"ranks": args.rank, "threads": args.threads})
         deadline = time.monotonic() + args.wait
         while answer["waiting"] and time.monotonic() < deadline:

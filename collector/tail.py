@@ -1,4 +1,4 @@
-"""`rankd tail`: the merged log of a run, its history and as it grows, from any machine that sees the files.
+"""`rankd tail`: the merged log of a run, its history and as it grows; from the files, or over the network.
 
 Reads only; a slow reader never slows the collector.
 """
@@ -11,32 +11,35 @@ import json
 import os
 import select
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from .following import Line, LineFilter, attempt_at, backwards, chunks_of, sampled_chunks, wanted_chunks
+from .asking import add_arguments as add_place
+from .asking import asker_of, is_remote
+from .following import Line
 from .growing import GrowingFile
+from .history import History
 from .protocol.errors import RankdError
 from .protocol.jsonl import comment_object, record_object
 from .protocol.records import Comment
+from .remotelog import RemoteGrowing, RemoteSource
 from .selection import Selection, selection_of
 from .selection import add_arguments as add_selection
-from .sinks.merged_index import MERGED_INDEX, Chunk
+from .sinks.gzipped import DamagedPartError
+from .sinks.parts import layout_of
 from .sinks.speclog import MERGED_LOG
 
-__all__ = ["History", "add_arguments", "drop_output", "run"]
+__all__ = ["add_arguments", "drop_output", "run"]
 
 # How many lines of history are shown unless told otherwise; as `tail` does.
 _LINES = 10
 # How often a log that does not grow is looked at, in milliseconds.
 _LOOK_MS = 50
-# A log is read in such pieces.
-_PIECE = 2**20
-# Up to so many ranks are searched for before lines are split.
-_FEW = 8
+# The same over the network: a question and an answer of some bytes.
+_ASK_MS = 200
+# The last line of a run that is over.
+_END = b"[collector] # end "
 # Colours of the 256 that can be read on light and dark ground; neighbouring ranks get different ones.
 _COLOURS = (33, 166, 35, 133, 37, 162, 100, 69, 172, 71, 127, 31)
 _COMMENT_COLOUR = b"\x1b[1m"
@@ -45,7 +48,7 @@ _PLAIN = b"\x1b[0m"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("output", type=Path, help="the run's output directory")
+    add_place(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on as the log grows, until Ctrl-C")
     parser.add_argument(
         "-n", "--lines", type=_count, metavar="N", help=f"the last N lines; default {_LINES}, or with --step all"
@@ -64,139 +67,77 @@ def _count(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Print what is wanted; 0 also when the reader of the output has gone."""
     selection = selection_of(args)
-    path: Path = args.output / MERGED_LOG
-    if not args.follow and not path.exists():
-        raise RankdError(f"{path} is not there; is {args.output} the output directory of a run (rankd.output)?")
-    wanted = args.lines if args.lines is not None or args.step is not None else _LINES
     printer = _Printer(sys.stdout.buffer, selection if args.json else None)
     try:
-        with History(args.output, selection, records=args.json) as history:
-            printer.print(history.last(wanted) if wanted is not None else history.all())
-            if args.follow:
-                _follow(path, history, printer)
+        (_show_remote if is_remote(args) else _show_local)(args, selection, printer)
     except BrokenPipeError:
         drop_output()
+    except DamagedPartError as e:
+        raise RankdError(f"{e.filename} {e.strerror}; `rankd rebuild` makes the log again from the journal") from e
     return 0
 
 
-def _follow(path: Path, history: History, printer: _Printer) -> None:
-    file = GrowingFile(path, history.size)
+def _show_local(args: argparse.Namespace, selection: Selection, printer: _Printer) -> None:
+    path: Path = args.output / MERGED_LOG
+    if not args.follow and not path.exists() and not layout_of(path).end:
+        raise RankdError(f"{path} is not there; is {args.output} the output directory of a run (rankd.output)?")
+    with History(args.output, selection, records=args.json) as history:
+        _show(args, history, printer)
+        if args.follow:
+            file = GrowingFile(path, history.size)
+            try:
+                _follow(file, str(path), _LOOK_MS, history, printer)
+            finally:
+                file.close()
+
+
+def _show_remote(args: argparse.Namespace, selection: Selection, printer: _Printer) -> None:
+    with asker_of(args) as asker:
+        with History(RemoteSource(asker, args.endpoint), selection, records=args.json) as history:
+            _show(args, history, printer)
+        if args.follow:
+            _follow(RemoteGrowing(asker, history.size), args.endpoint, _ASK_MS, history, printer)
+
+
+def _show(args: argparse.Namespace, history: History, printer: _Printer) -> None:
+    wanted = args.lines if args.lines is not None or args.step is not None else _LINES
+    printer.print(history.last(wanted) if wanted is not None else history.all())
+    for note in history.notes():
+        _tell(note)
+
+
+def _follow(log: GrowingFile | RemoteGrowing, name: str, look_ms: int, history: History, printer: _Printer) -> None:
+    missed, answers, ended = 0, True, False
     # A pipe whose other end has gone is noticed while nothing comes that could be written to it.
     poller = select.poll()
     poller.register(sys.stdout.fileno(), 0)
-    try:
-        while True:
-            if new := file.lines():
-                printer.print(history.filter.choose(new.splitlines(keepends=True)))
-            elif poller.poll(_LOOK_MS):
-                return
-    finally:
-        file.close()
+    while True:
+        try:
+            new = log.lines()
+        except RankdError as e:
+            if ended:
+                return  # the collector of a run that is over
+            if answers:
+                _tell(f"{e}; trying again")
+            new, answers = b"", False
+        if new:
+            if log.missed > missed:
+                _tell(f"{log.missed - missed} bytes of {name} were deleted before they could be shown")
+                missed = log.missed
+            answers, ended = True, _END in new[new.rfind(b"\n", 0, -1) + 1 :]
+            printer.print(history.filter.choose(new.splitlines(keepends=True)))
+        elif poller.poll(look_ms):
+            return
+
+
+def _tell(note: str) -> None:
+    sys.stderr.write(f"note: {note}\n")
+    sys.stderr.flush()
 
 
 def drop_output() -> None:
     """What is still buffered has nowhere to go: let the interpreter's exit not complain of it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class History:
-    """What a merged log holds at this moment, up to its last whole line. `filter` then goes on behind that.
-
-    Args:
-        output: the run's output directory; it may not hold a log yet.
-        selection: what is wanted.
-        records: only lines that say something of their own are wanted, no headers, and each must know its attempt
-            (which takes longer where there is no index).
-    """
-
-    def __init__(self, output: Path, selection: Selection, *, records: bool = False) -> None:
-        self._selection = selection
-        self._attempts = records or selection.attempt is not None
-        self._headers = not records
-        try:
-            self._fd = os.open(output / MERGED_LOG, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            self._fd = -1
-        self.size = self._last_line_end() if self._fd >= 0 else 0
-        index = output / MERGED_INDEX
-        self._chunks = chunks_of(index.read_bytes(), self.size, self._read) if index.exists() else None
-        self.filter = self._filter(1)
-
-    def __enter__(self) -> History:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def all(self) -> Iterator[Line]:
-        """All lines that are wanted."""
-        if self._chunks is not None:
-            chunks = wanted_chunks(self._chunks, self._selection)
-        elif self._selection.steps is not None:
-            # The attempts of sampled chunks are not the log's.
-            chunks = wanted_chunks(sampled_chunks(self.size, self._read), replace(self._selection, attempt=None))
-        else:
-            chunks = [Chunk(0, self.size)]
-        end = 0
-        for chunk in chunks:
-            if chunk.start != end:
-                self.filter.restart(self._attempt_of(chunk))
-            end = chunk.end
-            yield from self._lines_of(chunk, self.filter)
-
-    def last(self, count: int) -> Sequence[Line]:
-        """The last `count` lines that are wanted."""
-        if self._chunks is not None:
-            chunks: Iterable[Chunk] = reversed(wanted_chunks(self._chunks, self._selection))
-        elif self._selection.steps is not None:
-            return deque(self.all(), maxlen=count)
-        else:
-            chunks = backwards(self.size, self._read)
-        pieces: list[list[Line]] = []
-        missing = count
-        for chunk in chunks:
-            lines = self._filter(self._attempt_of(chunk))
-            if not pieces:
-                self.filter = lines  # the end of the log is where it goes on
-            pieces.append(list(self._lines_of(chunk, lines)))
-            missing -= len(pieces[-1])
-            if missing <= 0:
-                break
-        found = [line for piece in reversed(pieces) for line in piece]
-        return found[-count:] if count else []
-
-    def _lines_of(self, chunk: Chunk, lines: LineFilter) -> Iterator[Line]:
-        ranks = self._selection.ranks
-        marks = [b"[collector] ", *(b"[rank_%d] " % rank for rank in ranks or ())]
-        rest = b""
-        for at in range(chunk.start, chunk.end, _PIECE):
-            text, newline, rest = (rest + self._read(at, min(_PIECE, chunk.end - at))).rpartition(b"\n")
-            # Searching for a few ranks is far quicker than splitting the lines of all.
-            if ranks is None or len(marks) > _FEW or any(mark in text for mark in marks):
-                yield from lines.choose([line + b"\n" for line in (text + newline).split(b"\n")[:-1]])
-
-    def _filter(self, attempt: int) -> LineFilter:
-        return LineFilter(self._selection, attempt, headers=self._headers)
-
-    def _attempt_of(self, chunk: Chunk) -> int:
-        if self._chunks is not None:
-            return max(1, chunk.key[0])
-        return attempt_at(self._read, chunk.start) if self._attempts else 1
-
-    def _last_line_end(self) -> int:
-        end = os.fstat(self._fd).st_size
-        while end > 0:
-            start = max(0, end - 2**16)
-            newline = self._read(start, end - start).rfind(b"\n")
-            if newline >= 0:
-                return start + newline + 1
-            end = start
-        return 0
-
-    def _read(self, offset: int, size: int) -> bytes:
-        return os.pread(self._fd, size, offset)
 
 
 class _Printer:

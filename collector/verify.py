@@ -13,13 +13,14 @@ from pathlib import Path
 
 from .accounts import Row, account_table
 from .entries import Checkpoint, Entry, Stored
-from .logcheck import Finding, LogComparison, MergedLog
+from .logcheck import Finding, LogComparison, Logs, MergedLog
 from .place import holder
 from .protocol.errors import JournalError, ProtocolError, RankdError
 from .protocol.wire import Item, Table, decode_item
 from .rebuild import progress_line
 from .replay import Located, Replay, show_nothing
 from .run import Released
+from .sinks.keeper import deleted_of
 from .sinks.speclog import MERGED_LOG, is_log
 
 __all__ = ["Verification", "add_arguments", "run"]
@@ -68,8 +69,9 @@ class Verification:
         self._replay = Replay(output)
         self._state = self._replay.run
         self._items = 0
-        self._logs = LogComparison(output, self._replay.sizes)
-        self._merged = MergedLog(output)
+        self._files = Logs(output)
+        self._logs = LogComparison(self._files, self._replay.sizes)
+        self._merged = MergedLog(self._files)
 
     def run(self, progress: Callable[[int, int], None] = show_nothing) -> None:
         """Check everything.
@@ -82,7 +84,10 @@ class Verification:
             if whole:
                 self._check_logs()
             self._merged.read(self._logs.sizes.get(MERGED_LOG, 0) if whole else sys.maxsize)
-            self._merged.check_rank_logs()
+            if self._merged.whole:
+                exact = whole and not self._logs.short and not self._logs.findings
+                self._merged.check_rank_logs(self._logs.sizes if exact else None)
+            self._check_parts()
         except OSError as e:
             raise RankdError(f"{e.filename or self._output} cannot be read: {e.strerror}") from e
         self.findings += self._merged.findings
@@ -201,6 +206,26 @@ class Verification:
             where = f"{self._output / name}: byte {logs.sizes.get(name, 0)}"
             self.findings.append(Finding(where, "the end of the file", f"{count} bytes that the journal does not make"))
 
+    def _check_parts(self) -> None:
+        """What is gone at the beginning of a rotated log must have been deleted as `rankd.logs` says."""
+        deleted = deleted_of(self._output)
+        gone: list[str] = []
+        for name in sorted(self._files.names()):
+            start = self._files.of(name).start
+            if start > deleted.get(name, 0):
+                what = f"its older parts from byte {deleted.get(name, 0)} on"
+                self.findings.append(Finding(f"{self._output / name}", what, f"nothing before byte {start}"))
+            elif start:
+                gone.append(f"{name} up to byte {start}")
+        if gone:
+            more = f" and {len(gone) - 10} more" if len(gone) > 10 else ""
+            self.notes.append(f"deleted as rankd.logs says, so not checked: {', '.join(gone[:10])}{more}")
+        if unmatched := self._merged.unmatched:
+            self.notes.append(
+                f"the lines of {len(unmatched)} ranks in {MERGED_LOG} are not compared with the ranks' own logs, older "
+                "parts of which are deleted or not written yet; both are compared with the journal"
+            )
+
     # -- the accounts -------------------------------------------------------------------------------------------------
 
     def _check_accounts(self) -> None:
@@ -214,7 +239,7 @@ class Verification:
         written: dict[int, int] = {}
         for process in self._state.accounts.processes:
             written[process.rank] = written.get(process.rank, 0) + process.written
-        if self._logs.short or self._logs.findings:
+        if self._logs.short or self._logs.findings or self._files.of(MERGED_LOG).start:
             return
         for rank, count in sorted(written.items()):
             if (found := self._merged.records.get(rank, 0)) != count:

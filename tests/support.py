@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import os
 import random
@@ -304,3 +306,29 @@ def recover(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         text=True,
         timeout=PATIENCE,
     )
+
+
+def whole_log(log: Path) -> bytes:
+    """All that is there of a log that may be rotated, part after part; a plain part counts before a compressed one."""
+    while True:
+        before = _files_of(log)
+        try:
+            parts: dict[str, bytes] = {}
+            for path in sorted(before):
+                name = path.name.removesuffix(".gz")
+                if path != log and name not in parts:  # the plain form comes first
+                    raw = path.read_bytes()
+                    parts[name] = raw if path.name == name else gzip.decompress(raw)
+            text = b"".join(parts[name] for name in sorted(parts)) + (log.read_bytes() if before[log] else b"")
+        except FileNotFoundError:
+            continue
+        if _files_of(log) == before:
+            return text
+
+
+def _files_of(log: Path) -> dict[Path, int]:
+    """The log's files and their inodes."""
+    with contextlib.suppress(FileNotFoundError):
+        found = {path: path.stat().st_ino for path in log.parent.glob(f"{log.name}.*-*")}
+        return {**found, log: log.stat().st_ino if log.exists() else 0}
+    return _files_of(log)

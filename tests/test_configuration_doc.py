@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from rankd.agent.config import MaxLogitsConfig, MoeMonitorConfig, OlderMonitorConfig, TrainStateConfig
-from rankd.collector.config import JournalConfig, OutputConfig, ProfileConfig, RankdConfig, SpoolConfig
+from rankd.collector.config import (
+    AlertConfig,
+    JournalConfig,
+    LogsConfig,
+    OutputConfig,
+    ProfileConfig,
+    RankdConfig,
+    SpoolConfig,
+)
 from rankd.collector.settings import MIB, Settings
 from rankd.profiler_ctl.config import ProfilerConfig
 
@@ -26,7 +34,9 @@ SECTIONS = {
     "rankd.spool": SpoolConfig,
     "rankd.journal": JournalConfig,
     "rankd.profile": ProfileConfig,
+    "rankd.logs": LogsConfig,
     "rankd.outputs[]": OutputConfig,
+    "rankd.alerts[]": AlertConfig,
 }
 KEYS = [
     (f"{section}.{field.name}", field.default)
@@ -53,7 +63,7 @@ def test_every_key_is_in_the_reference(key: str, default: Any) -> None:
     """A key that a section takes has a row with its default there."""
     (row,) = [line for line in REFERENCE.splitlines() if line.startswith("| `") and f"`{key}`" in line.split(" | ")[0]]
     written = row.split(" | ")[2]
-    if key == "callbacks[].type":
+    if key in ("callbacks[].type", "rankd.alerts[].metric"):
         assert written == "–"
     elif key.endswith("_norm") and key.startswith("monitor."):
         assert written == "false"

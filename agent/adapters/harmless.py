@@ -1,4 +1,7 @@
-"""The boundary between a framework's callbacks and rankd: an error of ours is logged, once a kind, and ends there."""
+"""The boundary between a framework's callbacks and rankd: an error of ours is logged, once a kind, and ends there.
+
+But for AnomalyError, by which rankd stops the training where it was asked to.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable
 from typing import ParamSpec
 
 from ...collector.protocol.errors import RankdError
+from ..anomaly import AnomalyError
 
 __all__ = ["harmless"]
 
@@ -25,6 +29,8 @@ def harmless(function: Callable[_P, None]) -> Callable[_P, None]:
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
             function(*args, **kwargs)
+        except AnomalyError:  # asked for by `rankd.on_anomaly`
+            raise
         except Exception as e:
             kind = (function.__qualname__, type(e).__name__)
             if kind not in _told:

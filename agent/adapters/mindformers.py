@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..agent import Agent, Step
+from ..anomaly import Anomaly
 from ..config import AgentConfig
 from .harmless import harmless
 from .hooks import GradientHooks, parameters_of
@@ -41,17 +42,27 @@ class RankdCallback:
     """Records what the PyNative Trainer does. Constructed once for each Trainer, before it.
 
     It is no subclass of `TrainerCallback`, which would need MindFormers to be imported; the Trainer calls its callbacks
-    by name only. Whatever goes wrong here is logged and never reaches the training.
+    by name only. Whatever goes wrong here is logged and never reaches the training; what does is the AnomalyError that
+    `rankd.on_anomaly: stop` asks for, which ends it.
 
     Args:
         keep_stock: MindFormers' own monitors print as well. False: its `train_state` and `moe_monitor` are not built
             (TensorBoard stays; so does the line of LossCallback, which also updates the experts' bias).
         config: a YAML to read instead of the Trainer's own configuration.
+        on_anomaly: see `Agent`. A function, so only a script of one's own can give it.
     """
 
-    def __init__(self, keep_stock: bool = True, config: str | None = None) -> None:
+    def __init__(
+        self,
+        keep_stock: bool = True,
+        config: str | None = None,
+        on_anomaly: Callable[[Anomaly], object] | None = None,
+    ) -> None:
         if not isinstance(keep_stock, bool):
             raise TypeError(f"RankdCallback: keep_stock is true or false, got {keep_stock!r}")
+        if on_anomaly is not None and not callable(on_anomaly):
+            raise TypeError(f"RankdCallback: on_anomaly is a function, got {on_anomaly!r}; see rankd.on_anomaly, too")
+        self._on_anomaly = on_anomaly
         self._keep_stock = keep_stock
         self._config_path = config
         self._config = AgentConfig()
@@ -83,6 +94,7 @@ class RankdCallback:
             total_steps=state.max_steps or None,
             micro_steps=int(state.num_accumulation_steps),
             about=self._about(args),
+            on_anomaly=self._on_anomaly,
         )
         self._agent = agent
         if agent.identity is None:

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..agent import Agent, Step
+from ..anomaly import Anomaly
 from ..config import AgentConfig
 from .harmless import harmless
 from .hooks import GradientHooks, parameters_of
@@ -39,6 +40,7 @@ def rankd_callback(
     resumed_at: int | None = None,
     total_steps: int | None = None,
     about: Mapping[str, object] | None = None,
+    on_anomaly: Callable[[Anomaly], object] | None = None,
 ) -> Any:
     """A `mindspore.train.Callback` for the `callbacks` of `Model.train` or `Model.fit`.
 
@@ -48,13 +50,13 @@ def rankd_callback(
         resumed_at: the global step at which the checkpoint was taken that training goes on from. None: taken from
             `initial_epoch` and the length of an epoch.
         total_steps: the length of the training in global steps; None: from `Model`'s epochs.
-        about: see `Agent`.
+        about, on_anomaly: see `Agent`. With `rankd.on_anomaly: stop` AnomalyError comes out of `Model.train`.
 
     Raises:
         ConfigError: the configuration is wrong; nothing has been started.
     """
     read = config if isinstance(config, AgentConfig) else AgentConfig.from_yaml(config)
-    return _callback_class()(TrainRecorder(read, model, resumed_at, total_steps, about))
+    return _callback_class()(TrainRecorder(read, model, resumed_at, total_steps, about, on_anomaly))
 
 
 class TrainRecorder:
@@ -67,12 +69,14 @@ class TrainRecorder:
         resumed_at: int | None = None,
         total_steps: int | None = None,
         about: Mapping[str, object] | None = None,
+        on_anomaly: Callable[[Anomaly], object] | None = None,
     ) -> None:
         self._config = config
         self._model = model
         self._resumed_at = resumed_at
         self._total_steps = total_steps
         self._about = about
+        self._on_anomaly = on_anomaly
         self._agent: Agent | None = None
         self._hooks: GradientHooks | None = None
         self._step: Step | None = None
@@ -95,7 +99,9 @@ class TrainRecorder:
         self._last = done + self._offset
         total = self._total_steps or self._last + int(parameters.epoch_num) * int(parameters.batch_num)
         model = parameters.network if self._model is None else self._model
-        self._agent = Agent(self._config, model, total_steps=total, micro_steps=1, about=self._about)
+        self._agent = Agent(
+            self._config, model, total_steps=total, micro_steps=1, about=self._about, on_anomaly=self._on_anomaly
+        )
         self._hooks = self._gradient_hooks(model)
 
     @harmless
@@ -114,13 +120,19 @@ class TrainRecorder:
         step = int(parameters.cur_step_num) + self._offset
         loss = loss_of(parameters.net_outputs)
         grads = None if self._hooks is None else self._hooks.take()
-        self._agent.micro_step(loss=loss, grads=grads)
+        try:
+            self._agent.micro_step(loss=loss, grads=grads)
+        finally:
+            # The step is over: where an anomaly stops the training, the rest of it is still recorded.
+            self._end_step(self._agent, step, loss, parameters)
+        self._finish_step(None)
+
+    def _end_step(self, agent: Agent, step: int, loss: Any, parameters: Any) -> None:
         if step - self._last > 1:
-            self._agent.log("sink_steps", step - self._last)
+            agent.log("sink_steps", step - self._last)
         self._last = step
         optimizer = parameters.optimizer or getattr(parameters.train_network, "optimizer", None)
-        self._agent.end_step(loss=loss, lr=learning_rate(optimizer))
-        self._finish_step(None)
+        agent.end_step(loss=loss, lr=learning_rate(optimizer))
 
     @harmless
     def train_end(self) -> None:

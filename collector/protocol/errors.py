@@ -12,10 +12,11 @@
      │    └── VersionError      another version of the protocol
      ├── RefusedError           the collector told this agent no, and why
      ├── JournalError           the journal on disk cannot be read or written
-     └── ProfilerError          a profiling session that cannot go on, or that wrote nothing one could read
+     ├── ProfilerError          a profiling session that cannot go on, or that wrote nothing one could read
+     └── AnomalyError           the user asked the agent to stop the training on an anomaly (agent/anomaly.py)
 
-An error's text says what was found, what is allowed, and what to do. None of these reaches a training loop: the agent
-turns them into one warning.
+An error's text says what was found, what is allowed, and what to do. None but AnomalyError reaches
+a training loop: the agent turns the others into one warning.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from .checks import MAX_STEP, check_bytes, check_int, check_text, shown
 from .errors import LimitError, RecordError
 
 __all__ = [
+    "KNOWN_METRICS",
     "MAX_METRIC_BYTES",
     "MAX_NAMES",
     "MAX_NAME_BYTES",
@@ -91,6 +92,8 @@ _KNOWN = {
         *(Metric(name, Level.STEP, Shape.SCALAR, 10 + i) for i, name in enumerate(SUMMARY_FIELDS)),
     )
 }
+# What rankd itself measures; any other name is a scalar of the user's own.
+KNOWN_METRICS = tuple(_KNOWN)
 # As the only key of a line these would read as a block's header.
 _RESERVED = frozenset({"step", "micro_step"})
 

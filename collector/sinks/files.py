@@ -3,6 +3,10 @@
 Each file is a `LogFile`: what of its bytes is in the file already, and what waits. All the rest follows from these two:
 a short write leaves the rest waiting, a retry goes on at that byte, a restart finds in the file the first of the bytes
 that it makes again.
+
+A file may be rotated: then `LogFile.path` holds the end of the log only, from byte `base` on, and the rest lies in
+closed parts beside it (`parts`). All positions and sizes are those of the log as if it were one file, so that a
+checkpoint need not know how it is cut.
 """
 
 from __future__ import annotations
@@ -10,10 +14,15 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
+
+from .gzipped import DamagedPartError
+from .parts import LogReader, cut_log, layout_of, part_path
+from .retention import Rotation
 
 __all__ = ["Buffer", "LogFiles"]
 
@@ -35,10 +44,21 @@ class LogFiles:
 
     With `resume`, what a file holds beyond the checkpoint is compared with what is made again, and stays where it is:
     somebody who follows it does not see a line twice. A file that was not resumed is appended to.
+
+    Args:
+        rotation: when this file is to be rotated; None: never.
+        closed: called with a file's name when a part of it has been closed.
     """
 
-    def __init__(self, output: Path) -> None:
+    def __init__(
+        self,
+        output: Path,
+        rotation: Callable[[str], Rotation | None] = lambda _: None,
+        closed: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._output = output
+        self._rotation = rotation
+        self._closed = closed
         self._files = OpenFiles()
         self._logs: dict[str, LogFile] = {}
         self._waiting: dict[str, LogFile] = {}  # in the order in which they came to wait
@@ -71,8 +91,8 @@ class LogFiles:
         self._each(LogFile.push, list(self._waiting.values()))
 
     def reaches(self, sizes: Mapping[str, int]) -> bool:
-        """Whether no file is shorter than this checkpoint says."""
-        return all(_size_of(self._output / name) >= size for name, size in sizes.items())
+        """Whether no file is shorter than this checkpoint says, nor lacks something before that."""
+        return all(_reaches(self._output / name, size) for name, size in sizes.items())
 
     def resume(self, sizes: Mapping[str, int]) -> None:
         """Go on from a checkpoint, with these files: see `Sink`. One that is shorter than at the checkpoint gets a
@@ -84,7 +104,7 @@ class LogFiles:
         self._waiting.clear()
         self._logs.clear()
         for name, size in sizes.items():
-            log = self._logs[name] = LogFile(self._output / name)
+            log = self._logs[name] = self._made(name)
             log.resume(size)
 
     def settle(self) -> None:
@@ -102,9 +122,12 @@ class LogFiles:
     def _log(self, name: str) -> LogFile:
         log = self._logs.get(name)
         if log is None:
-            log = self._logs[name] = LogFile(self._output / name)
+            log = self._logs[name] = self._made(name)
             log.append_only()
         return log
+
+    def _made(self, name: str) -> LogFile:
+        return LogFile(self._output / name, self._rotation(name), lambda: self._closed(name))
 
     def _each(self, call: Callable[[LogFile, OpenFiles], None], logs: Sequence[LogFile]) -> None:
         failures = [failure for log in logs if (failure := _failure(call, log, self._files)) is not None]
@@ -128,14 +151,19 @@ class LogFile:
     While the file is `ahead`, it holds more than `position`: what was written before a restart.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rotation: Rotation | None, closed: Callable[[], None]) -> None:
         self.path = path
+        self.base = 0  # where in the log the file at `path` begins
         self.position = 0
+        self._rotation = rotation
+        self._closed = closed
+        self._told = False  # that it could not be rotated
+        self._written = 0.0  # when, in seconds since 1970; kept up to date where the rotation asks for it
         self.waiting: bytes | bytearray = b""
         # What comes after `waiting`, as it was rendered: as long as nothing has to wait for a second call it goes to
         # the file from there. A copy of everything would be a tenth of all the work.
         self._parts: list[Buffer] = []
-        self._size = 0  # of the file, as far as this process knows
+        self._size = 0  # of the log, as far as this process knows
 
     @property
     def ahead(self) -> bool:
@@ -143,10 +171,15 @@ class LogFile:
 
     def append_only(self) -> None:
         """Whatever the file holds stays before what comes."""
-        self._size = self.position = _size_of(self.path)
+        self._look()
+        self.position = self._size
+
+    def _look(self) -> None:
+        layout = layout_of(self.path)
+        self.base, self._size, self._written = layout.base, layout.end, layout.written
 
     def resume(self, checkpoint: int) -> None:
-        self._size = _size_of(self.path)
+        self._look()
         self.position = min(checkpoint, self._size)
         if self._size < checkpoint:
             _logger.warning(
@@ -179,18 +212,39 @@ class LogFile:
         """Write what waits, except for what the file holds already."""
         try:
             if not self.ahead and not self.waiting:
+                if self._parts and self._rotation is not None:
+                    self._rotate(self._rotation, files)
                 self._push_parts(files.open(self.path))
         finally:
             self._gather()
         while self.waiting:
-            fd = files.open(self.path)
             if self.ahead:
-                self._skip(fd)
+                self._skip(files)
                 continue
             # A full disk writes a part, and fails at the next call only.
-            written = os.write(fd, self.waiting)
+            written = os.write(files.open(self.path), self.waiting)
             self._advance(written)
             self._size = self.position
+
+    def _rotate(self, rotation: Rotation, files: OpenFiles) -> None:
+        """Close the file if it is time. Whatever is in it ends here with a whole block, and more will follow."""
+        now = time.time() if rotation.every is not None else 0.0
+        due = rotation.due(self._size - self.base, self._written, now)
+        self._written = now
+        if not due:
+            return
+        try:
+            # Where something else has cut the file (copytruncate), its end is what is left of it.
+            size = os.fstat(files.open(self.path)).st_size
+            self.path.rename(part_path(self.path, max(self.base, self.position - size), self.position))
+        except OSError as e:
+            if not self._told:
+                _logger.warning("%s cannot be rotated now (%s); it goes on growing", self.path, e.strerror)
+            self._told = True
+            return
+        files.forget(self.path)
+        self.base, self._told = self.position, False
+        self._closed()
 
     def _push_parts(self, fd: int) -> None:
         """Write the parts where they lie; at the first that is not written whole, the rest is gathered and waits."""
@@ -207,9 +261,11 @@ class LogFile:
                 self._parts = [memoryview(b"".join(batch))[written:], *self._parts]
                 return
 
-    def _skip(self, fd: int) -> None:
-        """Pass over what the file holds; where that is something else, cut it there."""
-        there = os.pread(fd, min(len(self.waiting), self._size - self.position), self.position)
+    def _skip(self, files: OpenFiles) -> None:
+        """Pass over what the log holds; where that is something else, cut it there."""
+        there = self._there(files)
+        if there is None:
+            return
         same = len(there) if self.waiting.startswith(there) else _common(there, self.waiting)
         self._advance(same)
         if there and same == len(there):
@@ -218,12 +274,34 @@ class LogFile:
         _logger.warning(
             "%s differs from the journal after byte %d; writing it again from there", self.path, self.position
         )
-        if there:  # otherwise the file ends before this byte, and this would fill it up
-            os.ftruncate(fd, self.position)
+        if there or self.position < self.base:  # otherwise the file ends before this byte, and this would fill it up
+            self._cut(files)
+        self._size = self.position
+
+    def _there(self, files: OpenFiles) -> bytes | None:
+        """What the log holds from `position` on, as much of it as waits; None: that was deleted, and is passed over."""
+        count = min(len(self.waiting), self._size - self.position)
+        if self.position >= self.base:
+            return os.pread(files.open(self.path), count, self.position - self.base)
+        with LogReader(self.path) as log:
+            if self.position < log.start:
+                self._advance(min(count, log.start - self.position))
+                return None
+            try:
+                return log.read(self.position, count)
+            except DamagedPartError:
+                return b""
+
+    def _cut(self, files: OpenFiles) -> None:
+        if self.position < self.base:
+            files.forget(self.path)
+            self.base = cut_log(self.path, self.position)
+        else:
+            os.ftruncate(files.open(self.path), self.position - self.base)
         self._size = self.position
 
     def settle(self, files: OpenFiles) -> None:
-        """Cut what the file holds beyond what was rendered."""
+        """Cut what the log holds beyond what was rendered."""
         try:
             self.push(files)
         except OSError:
@@ -231,19 +309,16 @@ class LogFile:
                 raise
             return  # what waits for room is left to `retry`, and there is nothing to cut
         if self.ahead:
-            os.ftruncate(files.open(self.path), self.position)
-            self._size = self.position
+            self._cut(files)
 
 
 def _common(a: bytes, b: bytes | bytearray) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
+def _reaches(path: Path, size: int) -> bool:
+    layout = layout_of(path)
+    return layout.end >= size and not any(start < size for start, _ in layout.holes())
 
 
 class OpenFiles:
@@ -264,6 +339,12 @@ class OpenFiles:
         fd = _open_for_append(path)
         self._open[path] = fd
         return fd
+
+    def forget(self, path: Path) -> None:
+        """Close this one: another file will be of this name."""
+        fd = self._open.pop(path, None)
+        if fd is not None:
+            os.close(fd)
 
     def close(self) -> None:
         while self._open:

@@ -45,6 +45,9 @@ class Guarded:
         self._try(lambda: sizes.update(self._sink.sizes()))
         return sizes
 
+    def checkpointed(self, sizes: Mapping[str, int]) -> None:
+        self._try(lambda: self._sink.checkpointed(sizes))
+
     def reaches(self, sizes: Mapping[str, int]) -> bool:
         """Always: no log is rendered again for the sake of an optional sink."""
         return bool(sizes) or True
@@ -94,6 +97,9 @@ class Selected:
 
     def sizes(self) -> Mapping[str, int]:
         return self._sink.sizes()
+
+    def checkpointed(self, sizes: Mapping[str, int]) -> None:
+        self._sink.checkpointed(sizes)
 
     def reaches(self, sizes: Mapping[str, int]) -> bool:
         return self._sink.reaches(sizes)

@@ -35,6 +35,9 @@ class Sink(Protocol):
     def sizes(self) -> Mapping[str, int]:
         """Per file (relative path): how many bytes the calls so far make. For the journal's checkpoints."""
 
+    def checkpointed(self, sizes: Mapping[str, int]) -> None:
+        """This checkpoint, which has what `sizes` gave, is in the journal now: a restart goes on from there."""
+
     def reaches(self, sizes: Mapping[str, int]) -> bool:
         """Whether each file is at least as long as this checkpoint says, so that `resume` can go on from it."""
 
@@ -60,6 +63,9 @@ class Off:
 
     def sizes(self) -> Mapping[str, int]:
         return {}
+
+    def checkpointed(self, sizes: Mapping[str, int]) -> None:
+        pass
 
     def reaches(self, sizes: Mapping[str, int]) -> bool:  # noqa: ARG002 - it has no files that could be shorter
         return True
@@ -92,6 +98,9 @@ class FanOut:
 
     def sizes(self) -> Mapping[str, int]:
         return {name: size for sink in self._sinks for name, size in sink.sizes().items()}
+
+    def checkpointed(self, sizes: Mapping[str, int]) -> None:
+        self._each(lambda sink: sink.checkpointed(sizes))
 
     def reaches(self, sizes: Mapping[str, int]) -> bool:
         return all(sink.reaches(sizes) for sink in self._sinks)

@@ -9,9 +9,12 @@ from pathlib import Path
 from ..protocol.records import Comment, RankBlock
 from ..protocol.speclog import Renderer, merged_parts
 from .files import Buffer, LogFiles
+from .keeper import Keeper
 from .merged_index import MERGED_INDEX, IndexWriter
+from .parts import log_of_part
+from .retention import Retention, Rotation
 
-__all__ = ["MERGED_LOG", "SpecLogSink", "is_log", "log_texts", "rank_log"]
+__all__ = ["MERGED_LOG", "SpecLogSink", "is_log", "log_texts", "rank_log", "rank_logs_in"]
 
 MERGED_LOG = "merged.log"
 
@@ -30,6 +33,12 @@ def is_log(name: str) -> bool:
 def rank_log(rank: int) -> str:
     """The log of `rank`, relative to the output directory."""
     return f"rank_{rank}/monitor.log"
+
+
+def rank_logs_in(output: Path) -> set[str]:
+    """The ranks' logs that are there, in whatever parts, relative to the output directory."""
+    found = {log_of_part(path) or path for path in output.glob("rank_*/monitor.log*")}
+    return {name for path in found if _RANK_LOG.fullmatch(name := path.relative_to(output).as_posix())}
 
 
 def log_texts(renderer: Renderer, released: Iterable[RankBlock | Comment]) -> dict[str, bytes]:
@@ -82,16 +91,28 @@ class SpecLogSink:
         output: the run's output directory.
         index: keep an index of the merged log too (`merged_index`), so that readers start at once. It is one more file
             that grows with the log and is resumed as the logs are.
+        rotation: when a log is closed and another file begun; None: never.
+        retention: what becomes of the closed parts, where logs are rotated.
 
     Not for several threads at once.
     """
 
-    def __init__(self, output: Path, *, index: bool = False) -> None:
+    def __init__(
+        self,
+        output: Path,
+        *,
+        index: bool = False,
+        rotation: Rotation | None = None,
+        retention: Retention | None = None,
+    ) -> None:
         self._output = output
         self._renderer = Renderer()
-        self._files = LogFiles(output)
+        wanted = rotation is not None and retention is not None and (retention.compress or retention.deletes)
+        self._keeper = Keeper(output, retention) if wanted and retention is not None else None
+        self._files = LogFiles(output, lambda name: rotation if is_log(name) else None, self._closed)
         self._with_index = index
         self._index: IndexWriter | None = None
+        self._resumed: Mapping[str, int] = {}
 
     @property
     def unwritten(self) -> int:
@@ -131,8 +152,17 @@ class SpecLogSink:
         state = {} if self._index is None else self._index.freeze()
         return {**self._files.sizes(), **state}
 
+    def checkpointed(self, sizes: Mapping[str, int]) -> None:
+        """What is before this checkpoint may be compressed and deleted."""
+        if self._keeper is not None:
+            self._keeper.look((), sizes)
+
+    def _closed(self, name: str) -> None:
+        if self._keeper is not None:
+            self._keeper.look((name,))
+
     def reaches(self, sizes: Mapping[str, int]) -> bool:
-        """Whether no log is shorter than this checkpoint says."""
+        """Whether no log is shorter than this checkpoint says, nor lacks something before that."""
         # Not the index: a reader does without it, and no log is worth being rendered again for its sake.
         return self._files.reaches({n: size for n, size in sizes.items() if is_log(n)})
 
@@ -144,12 +174,12 @@ class SpecLogSink:
             OSError: the output directory cannot be read.
         """
         known = {name: size for name, size in sizes.items() if is_log(name) or name == MERGED_INDEX}
-        found = {str(path.relative_to(self._output)) for path in self._output.glob("rank_*/monitor.log")}
-        names = {MERGED_LOG, *known, *filter(_RANK_LOG.fullmatch, found)}
+        names = {MERGED_LOG, *known, *rank_logs_in(self._output)}
         if self._with_index:
             names.add(MERGED_INDEX)
         self._files.resume({name: known.get(name, 0) for name in names})
         self._index = self._index_writer(sizes) if self._with_index else None
+        self._resumed = sizes
 
     def settle(self) -> None:
         """The repeated calls are over: cut from the logs what they did not make.
@@ -158,10 +188,15 @@ class SpecLogSink:
             OSError: of the first log that could not be cut; call again. What merely waits is left to `retry`.
         """
         self._files.settle()
+        if self._keeper is not None:
+            # From here on no part is cut, so that the keeper is alone with them.
+            self._keeper.start(filter(is_log, self._files.sizes()), self._resumed)
 
     def close(self) -> None:
         """Let go of all files. What is `unwritten` is gone from here, not from the journal."""
         self._files.close()
+        if self._keeper is not None:
+            self._keeper.close()
 
     def _index_writer(self, sizes: Mapping[str, int]) -> IndexWriter:
         if self._files.size(MERGED_INDEX) < sizes.get(MERGED_INDEX, 0):

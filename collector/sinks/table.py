@@ -59,6 +59,9 @@ class FileSink:
     def sizes(self) -> Mapping[str, int]:
         return self._files.sizes()
 
+    def checkpointed(self, sizes: Mapping[str, int]) -> None:
+        pass
+
     def reaches(self, sizes: Mapping[str, int]) -> bool:
         return self._files.reaches({name: size for name, size in sizes.items() if name == self._name})
 

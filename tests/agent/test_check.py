@@ -54,6 +54,8 @@ profiler:
   profile_memory: True
 rankd:
   output: runs/exp_001
+  alerts:
+    - {metric: grad_norm, times: 4}
 """
 
 # An older YAML, for graph mode, that was carried over to the PyNative Trainer.
@@ -213,6 +215,83 @@ def test_the_order_of_callbacks_that_reset_is_told() -> None:
     (notice,) = report(text).no_effect
     assert "list RankdCallback first" in notice
     assert report("callbacks: [{type: RankdCallback}, {type: MaxLogitsMonitor}]").no_effect == ()
+
+
+def test_what_is_an_anomaly_is_listed() -> None:
+    """Each check and each alert with its line, and what becomes of it."""
+    text = """
+monitor: {train_state: {local_loss: True}}
+monitor_config: {monitor_on: True, nan_check: True, exception_dump: True, warmup_steps: 100}
+rankd:
+  alerts: [{metric: local_loss, times: 3, window: 50}, {metric: grad_norm, above: 10}]
+  on_anomaly: stop
+"""
+    found = report(text)
+    assert found.alerts == (
+        "any metric that is nan or inf (monitor_config.nan_check)",
+        "local_loss above 3 times the median of the last 50 values (rankd.alerts[0])",
+        "grad_norm above 10 (rankd.alerts[1])",
+        (
+            "from step 101 on: a line in the log, its step written also where it is not due, and AnomalyError raised "
+            "into the training"
+        ),
+    )
+    assert "\nAnomalies\n  any metric" in render(found)
+    assert report("monitor: {train_state: {local_loss: True}}").alerts == ()
+
+
+@pytest.mark.parametrize(
+    ("sections", "notices"),
+    [
+        (
+            "rankd: {alerts: [{metric: local_loss, above: 5}, {metric: loss, above: 5}]}",
+            ["rankd.alerts[0]: it has no effect while local_loss is not recorded (monitor.train_state.local_loss)"],
+        ),
+        (
+            """
+            rankd: {alerts: [{metric: tpe, below: 5}]}
+            monitor: {train_state: {local_loss: True}}
+            """,
+            [
+                (
+                    "rankd.alerts[0]: it has no effect while tpe is not recorded "
+                    "(monitor.moe_monitor.save_tokens_per_expert_interval)"
+                )
+            ],
+        ),
+        (
+            """
+            rankd: {alerts: [{metric: max_attention_logit, above: 5}]}
+            callbacks: [{type: MaxLogitsMonitor, enable_logging: False}]
+            """,
+            [
+                (
+                    "rankd.alerts[0]: it has no effect while max_attention_logit is not recorded "
+                    "(a callback of type MaxLogitsMonitor)"
+                )
+            ],
+        ),
+        (
+            """
+            rankd: {alerts: [{metric: local_loss, above: 5}, {metric: tpe, above: 5}]}
+            monitor: {moe_monitor: {save_tokens_per_expert_interval: 5}}
+            monitor_config: {monitor_on: True, local_loss: True, warmup_steps: 5}
+            """,
+            [],
+        ),
+        (
+            "rankd: {on_anomaly: stop}",
+            ["rankd.on_anomaly: stop has no effect without rankd.alerts while monitor_config.nan_check is not true"],
+        ),
+        (
+            "rankd: {on_anomaly: stop, alerts: [{metric: loss, above: 5}]}",
+            ["rankd.on_anomaly: nan and inf do not stop the training while monitor_config.nan_check is not true"],
+        ),
+    ],
+)
+def test_alerts_without_effect_are_told(sections: str, notices: list[str]) -> None:
+    """An alert on a metric that is not recorded, and a stop that nothing brings about."""
+    assert list(report(sections).no_effect) == notices
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,23 @@ def test_a_thousand_items_then_close_at_once(collector: Collector, agents: Calla
     assert isinstance(collector.journal[-1], Goodbye)
 
 
+def test_settling_waits_for_the_acknowledgements_and_no_longer(
+    collector: Collector, agents: Callable[..., Agent]
+) -> None:
+    """All that was put is acknowledged when it returns, or the time is over; then the sender goes on."""
+    agent = agents(collector.endpoint)
+    agent.put("a", "b")
+    agent.sender.settle(0.05)
+    assert agent.outbox.held_items == 2
+    thread = threading.Thread(target=agent.sender.settle, args=(PATIENCE,))
+    thread.start()
+    collector.serve(lambda: not thread.is_alive())
+    assert agent.outbox.held_items == 0
+    agent.put("c")
+    collector.serve(lambda: agent.outbox.held_items == 0)
+    assert collector.texts == ["a", "b", "c"]
+
+
 def test_restart_on_another_port(tmp_path: Path, agents: Callable[..., Agent]) -> None:
     """A collector that comes back elsewhere is found by its connection file; nothing is lost and nothing doubled.
 

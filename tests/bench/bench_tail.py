@@ -7,6 +7,7 @@ index with it. Baselines of the same run: an empty Python, and reading the last 
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -17,12 +18,15 @@ from pathlib import Path
 
 from rankd.collector.protocol.records import Frame, NameTable, Position, RankBlock
 from rankd.collector.protocol.speclog import Renderer, merged_text
+from rankd.collector.sinks.gzipped import compress
 from rankd.collector.sinks.merged_index import MERGED_INDEX, IndexWriter
+from rankd.collector.sinks.parts import part_path
 from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink
 
 _NAMES = 60
 _RUNS = 5
 _MARK = 999_999
+_PART = 256 * 2**20
 
 
 def a_step(step: int, ranks: int) -> list[RankBlock]:
@@ -47,6 +51,28 @@ def make_log(output: Path, size: int, ranks: int) -> int:
                 entries.write(index.take(RankBlock(block.rank, Position(1, step, 1), ()), len(line)))
                 written += log.write(line)
     return step
+
+
+def rotate(output: Path) -> None:
+    """Cut the merged log into parts, and compress them."""
+    log = output / MERGED_LOG
+    size = log.stat().st_size
+    with log.open("rb") as file:
+        at = 0
+        while size - at > _PART:
+            file.seek(at + _PART)
+            end = at + _PART + len(file.readline())
+            source = os.open(part_path(log, at, end), os.O_RDWR | os.O_CREAT)
+            target = os.open(str(part_path(log, at, end)) + ".gz", os.O_WRONLY | os.O_CREAT)
+            os.sendfile(source, file.fileno(), at, end - at)
+            compress(source, target, end - at)
+            os.close(source)
+            os.close(target)
+            part_path(log, at, end).unlink()
+            at = end
+        file.seek(at)
+        rest = file.read()
+    log.write_bytes(rest)
 
 
 def timed(*command: object) -> str:
@@ -120,13 +146,20 @@ def main() -> None:
         print(f"an empty Python: {timed(sys.executable, '-c', 'pass')}")
         print(f"tail -c of the last 1 %: {timed('tail', '-c', size // 100, output / MERGED_LOG)}")
         middle = steps // 2
-        for indexed in ("with", "without"):
+        for indexed in ("with", "rotated and compressed, with", "rotated and compressed, without"):
+            if indexed.startswith("rotated") and (output / MERGED_LOG).stat().st_size > _PART:
+                started = time.process_time()
+                rotate(output)
+                packed = sum(path.stat().st_size for path in output.glob("merged.log.*"))
+                seconds = time.process_time() - started
+                print(f"compressed to {packed / 1e9:.2f} GB, {size / seconds / 1e6:,.0f} MB/s of one processor")
             few = timed(*tail, "--step", f"{middle}:{middle + 1}", "--rank", 3)
             print(f"{indexed} index:")
             print(f"  -n 100 --rank 3:    {timed(*tail, '-n', 100, '--rank', 3)}")
             print(f"  --step {middle}:      {first_line(*tail, '--step', f'{middle}:'):6.3f} s to the first line")
             print(f"  two steps --rank 3: {few}")
-            (output / MERGED_INDEX).unlink(missing_ok=True)
+            if indexed.startswith("rotated"):
+                (output / MERGED_INDEX).unlink(missing_ok=True)
     for names in (0, 700):
         without, with_index = cost_of_index(names)
         print(

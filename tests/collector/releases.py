@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rankd.collector.protocol.records import Comment, Frame, NameTable, Position, RankBlock
 from rankd.collector.run import Released
+from rankd.collector.sinks.retention import Rotation
 from rankd.collector.sinks.speclog import SpecLogSink
 
 NAMES = NameTable(("decoder.layers.0.weight", "decoder.layers.1.weight", "层.权重", "back\\slash"))
@@ -39,9 +40,16 @@ def late(step: int, rank: int, attempt: int = 1) -> RankBlock:
     return RankBlock(rank, Position(attempt, step, 1), (Frame.scalar("local_loss", -1.0),), late=True)
 
 
-def write_logs(output: Path, released: Iterable[Released], *, index: bool = True, each: int = 7) -> None:
+def write_logs(
+    output: Path,
+    released: Iterable[Released],
+    *,
+    index: bool = True,
+    each: int = 7,
+    rotation: Rotation | None = None,
+) -> None:
     """The logs of what is released, `each` so many in one write."""
-    sink = SpecLogSink(output, index=index)
+    sink = SpecLogSink(output, index=index, rotation=rotation)
     everything = list(released)
     for at in range(0, len(everything), each):
         sink.write(everything[at : at + each])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankd.collector.config import JournalConfig, RankdConfig, SpoolConfig
+from rankd.collector.config import AlertConfig, JournalConfig, LogsConfig, RankdConfig, SpoolConfig
 from rankd.collector.protocol.errors import ConfigError
 from rankd.collector.settings import MIB
 
@@ -32,7 +33,17 @@ def test_defaults() -> None:
         "spool": {"directory": None, "size": 64 * MIB},
         "journal": {"segment_size": 64 * MIB, "durability": "process", "keep": None},
         "profile": {"sessions": 50, "size": None},
+        "logs": {
+            "rotate_size": None,
+            "rotate_every": None,
+            "compress": "gzip",
+            "keep_parts": None,
+            "keep_size": None,
+            "keep_for": None,
+        },
         "outputs": [],
+        "alerts": [],
+        "on_anomaly": "log",
     }
 
 
@@ -108,7 +119,31 @@ def test_bad_endpoints(endpoint: object, text: str) -> None:
         ({"journal": {"durability": True}}, "rankd.journal.durability", "process | disk"),
         ({"segment_size": 1}, "rankd.segment_size", "did you mean `journal.segment_size`?"),
         ({"start_collector": "no"}, "rankd.start_collector", "leave out the quotes"),
+        ({"logs": {"rotate_size": "1KiB"}}, "rankd.logs.rotate_size", "a size from 65536 bytes"),
+        ({"logs": {"rotate_every": "1 month"}}, "rankd.logs.rotate_every", "units: s, min, h, d, w"),
+        ({"logs": {"rotate_every": 10}}, "rankd.logs.rotate_every", "a span of 60 seconds to 10 years"),
+        ({"logs": {"rotate_every": True}}, "rankd.logs.rotate_every", "found True (bool)"),
+        ({"logs": {"keep_parts": 0, "rotate_size": 2**20}}, "rankd.logs.keep_parts", "a positive integer"),
+        ({"logs": {"keep_for": "9999999d", "rotate_size": 2**20}}, "rankd.logs.keep_for", "to 10 years"),
+        ({"logs": {"compress": "zstd"}}, "rankd.logs.compress", "gzip | none"),
+        ({"logs": {"keep_size": "1GiB"}}, "rankd.logs.keep_size", "neither rotate_size nor rotate_every is set"),
         ([], "rankd", "a section with the keys output, endpoint"),
+        ({"on_anomaly": "halt"}, "rankd.on_anomaly", "found 'halt', allowed: log | stop"),
+        ({"alerts": {"metric": "loss"}}, "rankd.alerts", "a list, each of it a section of keys"),
+        ({"alerts": [{"above": 1}]}, "rankd.alerts[0].metric", "the key is missing, allowed: local_loss | local_norm"),
+        ({"alerts": [{"metric": "grad_nrom", "above": 1}]}, "rankd.alerts[0].metric", "did you mean `grad_norm`?"),
+        ({"alerts": [{"metric": "loss"}]}, "rankd.alerts[0]", "found none of them, allowed: exactly one of above"),
+        ({"alerts": [{"metric": "loss", "above": 1, "times": 3}]}, "rankd.alerts[0]", "found above and times"),
+        (
+            {"alerts": [{"metric": "loss", "above": math.nan}]},
+            "rankd.alerts[0].above",
+            "found nan, allowed: a number",
+        ),
+        ({"alerts": [{"metric": "loss", "above": "1e3"}]}, "rankd.alerts[0].above", "write 1.0e+3, without quotes"),
+        ({"alerts": [{"metric": "loss", "times": 1}]}, "rankd.alerts[0].times", "allowed: a number above 1"),
+        ({"alerts": [{"metric": "loss", "times": 3, "window": 0}]}, "rankd.alerts[0].window", "from 1 to 10000"),
+        ({"alerts": [{"metric": "loss", "above": 3, "window": 9}]}, "rankd.alerts[0].window", "with `times` only"),
+        ({"alerts": [{"metric": "loss", "abov": 3}]}, "rankd.alerts[0].abov", "did you mean `above`?"),
     ],
 )
 def test_wrong_values(section: object, where: str, text: str) -> None:
@@ -125,8 +160,26 @@ def test_the_path_can_be_another() -> None:
         RankdConfig.from_mapping({"linger": -1}, "config.json")
 
 
+def test_rotation_is_read() -> None:
+    """Sizes and spans of time with their units; any of the two rotates."""
+    read = LogsConfig.from_mapping(
+        {"rotate_size": "1GiB", "rotate_every": "1d", "keep_size": "20GiB", "keep_for": "4w"}
+    )
+    assert read == LogsConfig(rotate_size=2**30, rotate_every=86_400, keep_size=20 * 2**30, keep_for=28 * 86_400)
+    assert read.rotates
+    assert LogsConfig.from_mapping({"rotate_every": 3_600}).rotates
+    assert not LogsConfig().rotates
+
+
 _TIMES = st.floats(min_value=0.01, max_value=100.0)
 _PATHS = st.text(min_size=1).filter(lambda text: "\0" not in text and not text.startswith("~")).map(Path)
+_NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+_METRICS = st.sampled_from(["loss", "local_norm"])
+_ALERTS: st.SearchStrategy[AlertConfig] = st.one_of(
+    st.builds(AlertConfig, metric=_METRICS, above=_NUMBERS),
+    st.builds(AlertConfig, metric=_METRICS, below=_NUMBERS),
+    st.builds(AlertConfig, metric=_METRICS, times=st.floats(1.5, 100.0), window=st.integers(1, 10_000)),
+)
 _CONFIGS: st.SearchStrategy[RankdConfig] = st.builds(
     RankdConfig,
     output=_PATHS,
@@ -142,6 +195,14 @@ _CONFIGS: st.SearchStrategy[RankdConfig] = st.builds(
     journal=st.builds(
         JournalConfig, segment_size=st.integers(2**12, 2**40), durability=st.sampled_from(["process", "disk"])
     ),
+    logs=st.builds(
+        LogsConfig,
+        rotate_size=st.integers(2**16, 2**40),
+        rotate_every=st.none() | st.integers(60, 86_400),
+        keep_size=st.none() | st.integers(0, 2**40),
+    ),
+    alerts=st.lists(_ALERTS, max_size=2).map(tuple),
+    on_anomaly=st.sampled_from(["log", "stop"]),
 )
 
 

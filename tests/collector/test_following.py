@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankd.collector.following import Line, LineFilter, attempt_at, backwards, chunks_of, sampled_chunks, wanted_chunks
+from rankd.collector.history import History
 from rankd.collector.protocol.records import Comment, Record
 from rankd.collector.protocol.speclog import parse
 from rankd.collector.run import Released
@@ -20,7 +21,6 @@ from rankd.collector.selection import Selection
 from rankd.collector.sinks import merged_index
 from rankd.collector.sinks.merged_index import MERGED_INDEX
 from rankd.collector.sinks.speclog import MERGED_LOG
-from rankd.collector.tail import History
 
 from .releases import begin, late, steps, write_logs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from rankd.collector import growing
 from rankd.collector.growing import GrowingFile
+from rankd.collector.sinks.parts import cut_log, layout_of, part_path
 
 
 def append(path: Path, data: bytes) -> None:
@@ -138,3 +140,95 @@ def test_cuts_anywhere_that_are_written_again_change_nothing(lines: list[bytes],
         seen += drain(file)
         file.close()
     assert seen == text
+
+
+# -- rotated by the collector -----------------------------------------------------------------------------------------
+
+
+def rotate(path: Path, *, compressed: bool = False) -> Path:
+    """As the collector rotates it; returns where the part lies."""
+    base = layout_of(path).base
+    part = part_path(path, base, base + path.stat().st_size)
+    path.rename(part)
+    if compressed:
+        part.with_name(part.name + ".gz").write_bytes(gzip.compress(part.read_bytes()))
+        part.unlink()
+    return part
+
+
+@given(
+    ops=st.lists(
+        st.one_of(
+            st.tuples(st.just("write"), st.integers(1, 4)),
+            st.tuples(st.sampled_from(["rotate", "compressed", "look", "torn"]), st.just(0)),
+        ),
+        max_size=30,
+    ),
+    start=st.integers(0, 5),
+)
+def test_any_rotation_between_any_two_looks_loses_and_doubles_nothing(ops: list[tuple[str, int]], start: int) -> None:
+    """However many parts were closed and compressed meanwhile; also while no file is there at all."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        text, seen, torn = b"", b"", b""
+        for number in range(start):
+            append(path, b"old %d\n" % number)
+            text += b"old %d\n" % number
+        file = GrowingFile(path, len(text))
+        given_from = len(text)
+        for what, count in ops:
+            if what == "look":
+                seen += drain(file)
+            elif what == "write":
+                line = b"".join(b"%d: line\n" % (len(text) + i) for i in range(count))
+                append(path, line[len(torn) :])
+                text, torn = text + line, b""
+            elif what == "torn" and not torn:
+                torn = b"%d" % len(text)
+                append(path, torn)
+            elif path.exists() and not torn and path.stat().st_size:
+                rotate(path, compressed=what == "compressed")
+        for _ in range(len(ops) + 2):
+            seen += drain(file)
+        file.close()
+        assert seen == text[given_from:]
+        assert file.missed == 0
+
+
+def test_what_was_deleted_before_it_was_read_is_told(tmp_path: Path) -> None:
+    """It goes on with the next part that is there."""
+    path = tmp_path / "log"
+    append(path, b"1\n2\n")
+    file = GrowingFile(path)
+    assert drain(file) == b"1\n2\n"
+    append(path, b"3\n")
+    rotate(path)
+    append(path, b"4\n5\n")
+    gone = rotate(path)
+    append(path, b"6\n")
+    rotate(path)
+    gone.unlink()
+    append(path, b"7\n")
+    assert drain(file) + drain(file) == b"3\n6\n7\n"
+    assert file.missed == 4
+    file.close()
+
+
+def test_a_log_that_is_cut_back_into_a_part_and_written_again_is_not_doubled(tmp_path: Path) -> None:
+    """After a power failure the collector goes back into a closed part: lines that come again are passed over."""
+    path = tmp_path / "log"
+    lines = [b"%d\n" % i for i in range(10, 30)]
+    append(path, b"".join(lines[:8]))
+    rotate(path)
+    append(path, b"".join(lines[8:16]))
+    file = GrowingFile(path)
+    seen = drain(file) + drain(file)
+    cut_log(path, 15)
+    seen += drain(file)
+    append(path, b"".join(lines)[15:54])
+    seen += drain(file)
+    rotate(path)
+    append(path, b"".join(lines)[54:])
+    seen += drain(file) + drain(file)
+    assert seen == b"".join(lines)
+    file.close()

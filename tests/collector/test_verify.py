@@ -12,7 +12,7 @@ import pytest
 
 from rankd.collector.cli import main
 from rankd.collector.entries import Opened, Stored
-from rankd.collector.logcheck import MergedLog
+from rankd.collector.logcheck import Logs, MergedLog
 from rankd.collector.protocol.wire import Gap, Goodbye, encode_item
 from rankd.collector.verify import Verification
 
@@ -216,7 +216,7 @@ BLOCK = '[rank_{rank}] {{ "step": {step}, "micro_step": {micro} }}\n[rank_{rank}
 
 def of_text(tmp_path: Path, text: str) -> list[str]:
     (tmp_path / "merged.log").write_text(text)
-    log = MergedLog(tmp_path)
+    log = MergedLog(Logs(tmp_path))
     log.read(2**40)
     return [f"{finding.expected} | {finding.found}" for finding in log.findings]
 
@@ -246,9 +246,9 @@ def test_a_line_in_one_log_and_not_in_the_other_is_found(tmp_path: Path) -> None
     write_run(tmp_path, entries_of(RANKS))
     own = tmp_path / "rank_1" / "monitor.log"
     edit(own, lambda raw: raw.replace(b'{ "device_loss": 2.0 }\n', b"", 1))
-    log = MergedLog(tmp_path)
+    log = MergedLog(Logs(tmp_path))
     log.read(2**40)
-    log.check_rank_logs()
+    log.check_rank_logs(None)
     (finding,) = log.findings
     line = own.read_bytes()[: own.read_bytes().index(b"step:[    2/    ?]")].count(b"\n") + 1
     assert finding.where.startswith(f"{own}: line {line}, byte ")
@@ -265,6 +265,6 @@ def test_records_of_the_text_are_counted_as_the_journal_counts_them(output: Path
     )
     lines = "".join(f"[rank_0] {line}\n" for line in text.splitlines())
     (output / "merged.log").write_text(START + lines)
-    log = MergedLog(output)
+    log = MergedLog(Logs(output))
     log.read(2**40)
     assert log.records == {0: 4}

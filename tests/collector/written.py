@@ -9,6 +9,7 @@ from rankd.collector.entries import Checkpoint, Ended, Entry, Opened, Stored, en
 from rankd.collector.journal import Journal
 from rankd.collector.place import JOURNAL
 from rankd.collector.run import Run
+from rankd.collector.sinks.retention import Rotation
 from rankd.collector.sinks.speclog import SpecLogSink
 
 from .streams import Training
@@ -25,12 +26,18 @@ def entries_of(trainings: list[Training], *, batch: int = 4) -> list[Entry]:
 
 
 def write_run(
-    output: Path, entries: Iterable[Entry], *, segment_size: int = 2**20, keep: int | None = None, logs: bool = True
+    output: Path,
+    entries: Iterable[Entry],
+    *,
+    segment_size: int = 2**20,
+    keep: int | None = None,
+    logs: bool = True,
+    rotation: Rotation | None = None,
 ) -> None:
     """The journal of these entries and the logs that they make; `logs` False: the journal alone."""
     journal = Journal(output / JOURNAL, segment_size=segment_size, keep=keep)
     list(journal.replay())
-    run, sink = Run(journal.fetch), SpecLogSink(output)
+    run, sink = Run(journal.fetch), SpecLogSink(output, rotation=rotation)
     sink.resume({})
     for entry in entries:
         (reference,) = journal.append([encode_entry(entry)])

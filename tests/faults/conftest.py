@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.faults.job import Job
-from tests.support import CollectorProcess, free_port, verified
+from tests.support import CollectorProcess, free_port, verified, whole_log
 
 from rankd.collector.verify import Verification
 
@@ -39,11 +39,11 @@ class Site:
 
     def lines(self) -> int:
         """How many lines merged.log has."""
-        return self.merged.read_bytes().count(b"\n") if self.merged.exists() else 0
+        return whole_log(self.merged).count(b"\n")
 
     def has(self, text: str) -> bool:
         """Whether merged.log says so."""
-        return self.merged.exists() and text.encode() in self.merged.read_bytes()
+        return text.encode() in whole_log(self.merged)
 
     def whole(self) -> Verification:
         """All is over: `rankd verify` finds nothing, and the logs hold what the ranks say they pushed."""

@@ -17,10 +17,10 @@ from typing import Any
 
 from tests.faults import ranks as script
 from tests.faults.ranks import Orders, list_of
-from tests.support import PATIENCE
+from tests.support import PATIENCE, whole_log
 
 # `rankd verify` reads every line; this is for the ranks' own lists, and fast.
-_LOSS = re.compile(r'\[rank_(\d+)\] \{ "micro_step": \d+, "local_loss": (\S+) \}\n')
+_LOSS = re.compile(r'^\[rank_(\d+)\] \{ "micro_step": \d+, "local_loss": (\S+) \}\n', re.MULTILINE)
 
 
 class RankProcess:
@@ -103,10 +103,8 @@ class Job:
     def check(self, output: Path) -> None:
         """The logs hold what the ranks say they produced: all of it, once, in each rank's own order."""
         logged: defaultdict[int, list[float]] = defaultdict(list)
-        with (output / "merged.log").open() as lines:
-            for found in map(_LOSS.fullmatch, lines):
-                if found is not None:
-                    logged[int(found[1])].append(float(found[2]))
+        for found in _LOSS.finditer(whole_log(output / "merged.log").decode()):
+            logged[int(found[1])].append(float(found[2]))
         for rank in {rank for each in self._processes for rank in each.orders.ranks} | set(logged):
             told = [
                 Told.read(self._told, rank, each.orders.tag) for each in self._processes if rank in each.orders.ranks

@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.job import Job, RankProcess, Told
-from tests.support import CollectorProcess, free_port, verified, wait_for
+from tests.support import CollectorProcess, free_port, verified, wait_for, whole_log
+
+from rankd.collector.sinks.parts import Part, compressed_path, layout_of, parts_of, unfinished_path
 
 # Until a collector has started; half of the kills come in this time, in the middle of its recovery.
 _START_UP = 0.35
@@ -50,11 +52,17 @@ class Torture:
         journal = {"segment_size": self.choose.choice(["16KiB", "64KiB", "1MiB"])}
         if self.choose.random() < 0.3:
             journal["keep"] = "128KiB"
+        # Half of the runs rotate their logs, most of these compress them.
+        self.rotates = self.choose.random() < 0.5
+        logs: dict[str, str] = {}
+        if self.rotates:
+            logs = {"rotate_size": "64KiB", "compress": self.choose.choice(["gzip", "gzip", "none"])}
         self.collector = CollectorProcess(
             self.output,
             endpoint=self.endpoint,
             lost_after=120.0,
             journal=journal,
+            logs=logs,
             spool={"directory": str(self.job.spools)},
         )
 
@@ -100,8 +108,7 @@ class Torture:
         """Something of it is in the merged log."""
         (rank,) = process.orders.ranks
         begun = Told.read(self.root / "told", rank, process.orders.tag).begun
-        log = self.output / "merged.log"
-        return bool(begun) and log.exists() and f'"local_loss": {begun[0]!r} }}'.encode() in log.read_bytes()
+        return bool(begun) and f'"local_loss": {begun[0]!r} }}'.encode() in whole_log(self.output / "merged.log")
 
     def _start(self, rank: int, first: int) -> RankProcess:
         return self.job.start([rank], 3, first=first, last=_FOR_EVER)
@@ -136,9 +143,8 @@ class Torture:
 
     def _size(self) -> int:
         """Bytes of journal and merged log: what the collector has done so far."""
-        files = [self.output / "merged.log", *(self.output / ".rankd" / "journal").glob("*.journal")]
-        total = 0
-        for path in files:
+        total = layout_of(self.output / "merged.log").end
+        for path in (self.output / ".rankd" / "journal").glob("*.journal"):
             with suppress(FileNotFoundError):
                 total += path.stat().st_size
         return total
@@ -152,6 +158,19 @@ class Torture:
         log = self.output / "merged.log"
         if log.exists():
             os.truncate(log, max(0, log.stat().st_size - self.choose.randrange(1, 40)))
+        if parts := parts_of(log):
+            self._tear_part(log, parts)
+
+    def _tear_part(self, log: Path, parts: list[Part]) -> None:
+        """What a kill in the middle of compression leaves; now and then what a power failure does to a part."""
+        part = self.choose.choice(parts)
+        if part.compressed:
+            return
+        compressed = compressed_path(part)
+        self.choose.choice([compressed, unfinished_path(compressed)]).write_bytes(b"\x1f\x8b\x08")
+        journal_is_whole = (log.parent / ".rankd" / "journal" / "00000001.journal").exists()
+        if part == parts[-1] and journal_is_whole and self.choose.random() < 0.3:
+            os.truncate(part.path, max(0, part.path.stat().st_size - self.choose.randrange(1, 4_000)))
 
 
 def torture(kills: int, seed: int, per_run: int, body: Callable[[Torture, int], None]) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.support import collected, finish, values
+from tests.support import collected, comments, finish, values
 
-from rankd.agent.adapters.mindformers import coordinates
+from rankd.agent.adapters.mindformers import RankdCallback, coordinates
 from rankd.collector.protocol.records import Comment, Record
 
 # Starts a training, a collector or both in each test.
@@ -213,6 +213,28 @@ def test_an_argument_that_does_not_exist_is_said_before_the_training(tmp_path: P
     status, said = finish(training(tmp_path, 'CONFIG["callbacks"][0]["keep_stock"] = "no"; Trainer(CONFIG, Model())'))
     assert status == 1
     assert "keep_stock is true or false, got 'no'" in said
+    with pytest.raises(TypeError, match=r"on_anomaly is a function, got 'stop'; see rankd\.on_anomaly"):
+        RankdCallback(on_anomaly="stop")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_an_anomaly_stops_the_trainer(tmp_path: Path) -> None:
+    """`rankd.on_anomaly: stop`: the callback's function is called, and AnomalyError comes out of `Trainer.train`."""
+    body = """
+    from rankd.agent.adapters.mindformers import RankdCallback
+    CONFIG["rankd"] |= {"alerts": [{"metric": "local_loss", "above": 5.5}], "on_anomaly": "stop"}
+    del CONFIG["callbacks"]
+    tell = lambda anomaly: print("told", anomaly.step, anomaly.micro_step)
+    Trainer(CONFIG, Model(), callbacks=[RankdCallback(on_anomaly=tell)]).train()
+    """
+    process = training(tmp_path, body)
+    said, complained = process.communicate(timeout=120)
+    text = "local_loss is 6, above 5.5, at step 2 micro_step 2"
+    assert (process.returncode, complained.splitlines()[-1]) == (1, f"rankd.agent.anomaly.AnomalyError: {text}")
+    assert said.count("told 2 2") == said.count("told") == 1
+    told = comments(collected(tmp_path))
+    assert (told["anomaly"], told["exception"]) == ([text], [f"AnomalyError: {text}"])
+    assert told["first_failure"] == [f"rank 0: AnomalyError: {text}"]
 
 
 @pytest.mark.slow

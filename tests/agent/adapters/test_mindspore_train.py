@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import collected, finish, values
+from tests.support import collected, comments, finish, values
 
 from rankd.collector.protocol.records import Comment, Record
 
@@ -221,6 +221,24 @@ def test_what_goes_wrong_in_rankd_does_not_stop_the_training(tmp_path: Path, bre
     assert said.split()[-1] == "4"
     assert complaint in complained
     assert complained.count("training goes on") == 1, complained
+
+
+def test_an_anomaly_stops_the_training_after_its_step(tmp_path: Path) -> None:
+    """`rankd.on_anomaly: stop`: AnomalyError out of `Model.train`; the function is called, the step is whole."""
+    yaml = YAML.replace("output: out", "output: out, on_anomaly: stop, alerts: [{metric: local_loss, above: 1.0e-9}]")
+    body = """
+    tell = lambda anomaly: print("told", anomaly.step, anomaly.metric)
+    model().train(3, data(), callbacks=[rankd_callback("train.yaml", on_anomaly=tell)])
+    """
+    process = training(tmp_path, body, yaml)
+    said, complained = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert complained.splitlines()[-1].startswith("rankd.agent.anomaly.AnomalyError: local_loss is ")
+    assert said.split("\n") == ["told 1 local_loss", ""]
+    content = collected(tmp_path)
+    assert [list(values(content, metric)) for metric in ("local_loss", "lr")] == [[(1, 1)], [(1, None)]]
+    (text,) = comments(content)["exception"]
+    assert comments(content)["first_failure"] == [f"rank 0: {text}"]
 
 
 def test_a_wrong_configuration_is_said_where_the_callback_is_made(tmp_path: Path) -> None:
