@@ -238,7 +238,7 @@ class Collector:
             quiet_since = (quiet_since or now) if self._nobody_left() else None
             if quiet_since is not None and self._may_end(now, quiet_since):
                 self._steer(self._steering.ending())
-                self._profiles.update()
+                self._profiles.update(last=True)
                 self._commit([Ended()])
                 self._left = self._rescue.left()
                 self._desk.see_off()

@@ -167,6 +167,15 @@ class Agreement:
         self.phase = Phase.PROPOSED if window is None else Phase.COMMITTED
         self.reason = ""
         self.parts = {rank: Part() for rank in sorted(set(ranks))}
+        # As text, which is wanted often and never changes.
+        self.ranks = spans(self.parts)
+        self._settled = False
+
+    @property
+    def settled(self) -> bool:
+        """It is over, and nobody has to hear of that any more."""
+        self._settled = self._settled or (self.phase.final and all(part.over for part in self.parts.values()))
+        return self._settled
 
     @property
     def ready(self) -> bool:
@@ -200,6 +209,7 @@ class Agreement:
         if part.finished and self.phase.final:
             return
         part.gone, part.state, part.serial, part.told = None, "", 0, ""
+        self._settled = False
 
     def gone(self, rank: int, why: str) -> None:
         """This rank has ended or is silent for too long."""
@@ -269,7 +279,7 @@ class Agreement:
         steps = (None, None) if self.window is None else (self.window.start_step, self.window.end_step)
         return {
             "phase": self.phase.value,
-            "ranks": spans(self.parts),
+            "ranks": self.ranks,
             "start": steps[0],
             "end": steps[1],
             "reason": self.reason,

@@ -106,6 +106,8 @@ class Coordinator:
         self._known_pace: float | None = None
         # Of sessions from before a restart: their bytes, and the most of a step.
         self._before: dict[str, tuple[int, int]] = {}
+        # Bytes a step of earlier sessions, as they were when a session was proposed.
+        self._estimates: dict[str, int | None] = {}
         self.sessions: dict[str, Agreement] = {}
         # Counts what `status` shows.
         self.changes = 0
@@ -170,18 +172,29 @@ class Coordinator:
         step = integer(body, "step")
         if step is not None:
             self._pace.at(rank, max(step, self._pace.step(rank)), now)
+        before = session.phase
         if session.reported(rank, body):
             self.changes += 1
-            self._settle(session, now, progress=False)
+            if session.phase is not before or session.ready:
+                self._settle(session, now, progress=False)
+            else:
+                # A thousand ranks report five times each: what is about all of them waits for the next tick.
+                self._tell(session, rank, now)
 
-    def tick(self, now: float, seconds_per_step: float | None = None) -> None:
-        """What time has made due; the pace of training, where that is known otherwise."""
+    def tick(self, now: float, seconds_per_step: float | None = None, *, thorough: bool = True) -> None:
+        """What time has made due.
+
+        Args:
+            seconds_per_step: the pace of training, where that is known otherwise.
+            thorough: also for sessions whose step is decided.
+        """
         self._known_pace = seconds_per_step
         if self._warn_at is not None and (now >= self._warn_at or len(self._sections) >= self._world_size):
             self._warn_of_differences()
         for session in self.sessions.values():
-            session.tick(now)
-            self._settle(session, now)
+            if session.phase is Phase.PROPOSED or (thorough and not session.settled):
+                session.tick(now)
+                self._settle(session, now)
 
     # -- what people ask ----------------------------------------------------------------------------------------------
 
@@ -224,6 +237,7 @@ class Coordinator:
         if len(spans(ranks)) > _LONGEST_RANKS:
             raise RecordError("too many separate ranks to write down; choose ranges of ranks")
         self.sessions[name] = session
+        self._estimates[name] = self.measured(asked.options)
         self._settle(session, now)
         return {"session": name, "ranks": spans(ranks), "count": len(ranks)}
 
@@ -277,7 +291,7 @@ class Coordinator:
 
     def _line(self, session: Agreement) -> str:
         """A session's line in the log."""
-        ranks = f"{'rank' if len(session.parts) == 1 else 'ranks'} {spans(session.parts)}"
+        ranks = f"{'rank' if len(session.parts) == 1 else 'ranks'} {session.ranks}"
         done = [rank for rank, part in session.parts.items() if part.well]
         match session.phase:
             case Phase.PROPOSED:
@@ -357,10 +371,11 @@ class Coordinator:
         if changed or (progress and facts != before):
             self._decide(session.name, facts, self._line(session) if changed else "")
         for rank in session.parts:
-            # Most sessions are over, and most ranks have nothing to hear.
-            if rank in self._ranks and (command := session.due(rank, now)) is not None:
-                measured = self.measured(session.asked.options)
-                self._out.append(Tell(rank, {**command, "bytes_per_step": measured}))
+            self._tell(session, rank, now)
+
+    def _tell(self, session: Agreement, rank: int, now: float) -> None:
+        if rank in self._ranks and (command := session.due(rank, now)) is not None:
+            self._out.append(Tell(rank, {**command, "bytes_per_step": self._estimates.get(session.name)}))
 
     def _facts(self, session: Agreement) -> dict[str, Value]:
         done = spans(rank for rank, part in session.parts.items() if part.well)

@@ -80,13 +80,14 @@ class ProfilingPart:
 
     def tick(self, ranks: Ranks, /) -> Sequence[Move]:
         """See who has left, where the ranks are, and what is due."""
-        if self._coordinator.undecided or ranks.now - self._looked >= _LOOK:
+        thorough = ranks.now - self._looked >= _LOOK
+        if self._coordinator.undecided or thorough:
             self._look(ranks)
             for rank in self._coordinator.live():
                 why = ranks.left(rank)
                 if why is not None:
                     self._coordinator.gone(rank, why, ranks.now)
-        self._coordinator.tick(ranks.now, ranks.seconds_per_step)
+        self._coordinator.tick(ranks.now, ranks.seconds_per_step, thorough=thorough)
         return self._moves()
 
     def ending(self, ranks: Ranks, /) -> Sequence[Move]:
