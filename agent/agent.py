@@ -25,10 +25,11 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, cast
 
 from ..collector.protocol.errors import IdentityError, RecordError
+from ..collector.protocol.messages import Facts
 from ..collector.protocol.records import Frame, Level, NameTable, metric_of
-from ..collector.protocol.wire import Block, Note, Table, encode_item
-from ..profiler_ctl.plan import Window
-from ..profiler_ctl.session import ProfilerOptions, ProfilerSession
+from ..collector.protocol.wire import Block, Note, Report, Table, encode_item
+from ..profiler_ctl.asked import KIND
+from ..profiler_ctl.participant import Participant
 from .about import facts, own_collector
 from .anomaly import Anomaly, AnomalyError, Reaction
 from .commands import Commands
@@ -141,8 +142,7 @@ class Agent:
         self._deferred: _Deferred | None = None
         self._early: list[Frame] = []
         self._tables: dict[NameTable, int] = {}
-        self._profile: ProfilerSession | None = None
-        self._profile_told = False
+        self._profiles: Participant | None = None
         self._closed = False
         self._pid = os.getpid()
         self.identity = self._identify(rank, world_size)
@@ -266,9 +266,9 @@ class Agent:
         if self._closed or not self._active:
             return
         self._flush()
-        if self._profile is not None:
-            self._profile.close()
-            self._tell_profile()
+        if self._profiles is not None:
+            self._profiles.close()
+            self._tell_profiles()
         self._closed = True
         assert self._outbox is not None
         assert self._sender is not None
@@ -302,9 +302,9 @@ class Agent:
             raise RecordError(f"a step is an integer from 1 on, got {step!r}; nothing is recorded for it")
         self._step, self._micro_step, self._inside_step = step, 0, True
         self._monitors.begin_step(step)
-        if self._profile is not None:
-            self._profile.step_begin(step)
-            self._tell_profile()
+        if self._profiles is not None:
+            self._profiles.step_begin(step)
+            self._tell_profiles()
         if self._early:
             early, self._early = self._early, []
             self._put_block(step, None, early, complete=False)
@@ -323,10 +323,10 @@ class Agent:
         self._put_measured(self._step, None, self._monitors.end_step(StepEnd(called=False)))
         self._react(None)
         self._inside_step = False
-        if self._profile is not None:
+        if self._profiles is not None:
             # Before the step is completed: what there is to tell is then a line of this step, and not a late one.
-            self._profile.step_end(self._step)
-            self._tell_profile()
+            self._profiles.step_end(self._step)
+            self._tell_profiles()
         self._put_block(self._step, None, [], complete=True)
 
     def _flush(self) -> None:
@@ -438,36 +438,29 @@ class Agent:
         commands = Commands(hello.session, finder.key)
         commands.on(SAMPLE, self._resampling)
         commands.on(STACKS, StackDump(where))
+        self._profiles = self._plan_profiles(who, lambda: self._sender)
+        commands.on(KIND, self._profiles.command)
         self._sender = Sender(self._outbox, hello, find, where=finder.where, position=where, obey=commands.obey)
         self._sender.start()
         self._leftovers.start()
-        self._plan_profile(who)
         atexit.register(self._close_at_exit)
 
-    def _plan_profile(self, who: Identity) -> None:
+    def _plan_profiles(self, who: Identity, sender: Callable[[], Sender | None]) -> Participant:
         config = self._config.profiler
-        if not config.enable_profiling:
-            return
         if who.rank == 0:
             for warning in config.warnings(who.world_size):
                 log.warning("%s", warning)
-        if config.chooses(who.rank):
-            options = ProfilerOptions(
-                config.profiler_level, config.mstx, config.profile_memory, config.profile_cpu, config.with_stack
-            )
-            window = Window(config.start_step, config.end_step)
-            self._profile = ProfilerSession(window, options, config.directory(who.rank, Path.cwd()))
 
-    def _tell_profile(self) -> None:
-        """A line in the log once the session has come to its end."""
-        report = None if self._profile is None else self._profile.report
-        if report is None or not report.state.final or self._profile_told:
-            return
-        self._profile_told = True
-        steps = f"steps {report.steps[0]}..{report.steps[-1]}" if report.steps else "no steps"
-        where = f", {report.bytes} bytes in {report.path}" if report.path else ""
-        why = f" ({report.reason})" if report.reason else ""
-        self._put_note(None, "profile", f"{report.state.value}: {steps}{where}{why}")
+        def report(body: Facts) -> None:
+            if (to := sender()) is not None:
+                to.report(Report(KIND, body))
+
+        return Participant(who.rank, config, report, cwd=Path.cwd())
+
+    def _tell_profiles(self) -> None:
+        """A line in the log for each session that has come to its end."""
+        for note in self._profiles.notes() if self._profiles is not None else ():
+            self._put_note(None, KIND, note)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 

@@ -95,6 +95,10 @@ class Place:
         """Write the status file; OSError: not possible now, the former one stays."""
         _write_whole(self.inner / "status.json", status, 0o644)
 
+    def tell_profiles(self, sessions: str) -> None:
+        """Write the file about profiling sessions; OSError: not possible now, the former one stays."""
+        _write_whole(self.inner / "profile.json", sessions, 0o644)
+
     def writer(self, run: str) -> Writer:
         """This process, as it signs what it describes."""
         versions = {"python": platform.python_version()}

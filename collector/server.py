@@ -21,6 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from ..profiler_ctl.asked import KIND
+from ..profiler_ctl.coordinator import Limits
+from ..profiler_ctl.part import ProfilingPart
 from .accounts import account_table
 from .config import RankdConfig
 from .description import describe, readable
@@ -34,10 +37,11 @@ from .liveness import Liveness
 from .outputs import sink_of
 from .patience import PatientWriting, StopRequestedError
 from .place import Place
+from .profilefile import ProfileFile
 from .protocol.checks import printable
 from .protocol.errors import LimitError, ProtocolError, VersionError
 from .protocol.keys import RunKey
-from .protocol.steering import Decide, Move, Tell
+from .protocol.steering import Decide, Move, Part, Tell
 from .protocol.wire import (
     Ack,
     Ask,
@@ -145,7 +149,10 @@ class Collector:
             spools=config.spool.place(config.output),
             beat_interval=config.beat_interval,
         )
-        self._steering = Steering({SAMPLE: Sampler(), STACKS: StackRequests()}, self._ranks_now)
+        profiling = ProfilingPart(Limits(config.profile.sessions, config.profile.size), config.beat_interval)
+        self._profiles = ProfileFile(self._place, profiling)
+        parts: dict[str, Part] = {SAMPLE: Sampler(), STACKS: StackRequests(), KIND: profiling}
+        self._steering = Steering(parts, self._ranks_now)
         self._steering.restore(self._run.decisions)
         self._desk = Desk(self._door, self._run_key, self._place.output, self._steering, self._steer)
 
@@ -230,6 +237,8 @@ class Collector:
             before = now
             quiet_since = (quiet_since or now) if self._nobody_left() else None
             if quiet_since is not None and self._may_end(now, quiet_since):
+                self._steer(self._steering.ending())
+                self._profiles.update(last=True)
                 self._commit([Ended()])
                 self._left = self._rescue.left()
                 self._desk.see_off()
@@ -244,6 +253,7 @@ class Collector:
                 self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
                 self._commit(self._rescue.due(now))
                 self._steer(self._steering.tick())
+                self._profiles.update()
 
     def _may_end(self, now: float, quiet_since: float) -> bool:
         """All have said goodbye, or who has not stays away; and nothing lies on this host that could be fetched."""

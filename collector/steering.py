@@ -13,7 +13,7 @@ from .protocol.checks import printable, shown
 from .protocol.errors import ProtocolError, RankdError
 from .protocol.messages import Ask, Facts, Report
 from .protocol.steering import Move, Part, Rank
-from .run import Run
+from .run import DONE, RankState, Run
 from .status import Beats, Latest
 
 __all__ = ["RanksNow", "Steering"]
@@ -36,6 +36,7 @@ class RanksNow:
         self.beat_interval = beat_interval
         self.world_size = run.intake.attempt.world_size if run.intake.attempt else 0
         self.seconds_per_step = latest.seconds_per_step()
+        self._run = run
         self._beats = beats
         self._sessions = sessions
 
@@ -48,11 +49,21 @@ class RanksNow:
         session = self._sessions.get(rank)
         return None if session is None else self._rank(session)
 
+    def left(self, rank: int) -> str | None:
+        """Why nothing more is expected of a rank."""
+        view = self._run.ranks.get(rank)
+        if view is None:
+            return None
+        ended = "ended" if view.reason in ("", DONE) else f"ended early: {view.reason}"
+        reasons = {RankState.FINISHED: ended, RankState.LOST: "lost", RankState.CLOSED: "no part of the job any more"}
+        return reasons.get(view.state)
+
     def _rank(self, session: Session) -> Rank:
         beat = self._beats.of(session.rank)
         step, heard = (0, float("inf")) if beat is None else (beat[0].step, self.now - beat[1])
         hello = session.hello
-        return Rank(session.rank, max(step, session.step or 0), heard, hello.host, hello.about)
+        at = max(step, session.step or 0)
+        return Rank(session.rank, at, heard, hello.host, hello.about, session.number, hello.total_steps)
 
 
 class Steering:
@@ -109,6 +120,10 @@ class Steering:
     def tick(self) -> Sequence[Move]:
         """Called some times a second."""
         return self._all(lambda part: part.tick(self._ranks()))
+
+    def ending(self) -> Sequence[Move]:
+        """The collector is about to end."""
+        return self._all(lambda part: part.ending(self._ranks()))
 
     def _part(self, kind: str) -> Part | None:
         return self._parts.get(kind.split(".")[0])

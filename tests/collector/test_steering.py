@@ -36,6 +36,9 @@ class Broken:
     def tick(self, ranks: Ranks, /) -> Sequence[Move]:
         raise self.error
 
+    def ending(self, ranks: Ranks, /) -> Sequence[Move]:
+        raise self.error
+
 
 class Well(Broken):
     """A part that tells a rank something whenever it can."""
