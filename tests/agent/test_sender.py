@@ -21,9 +21,10 @@ import zmq
 
 from rankd.agent.discovery import CONNECTION_FILE, EndpointFinder
 from rankd.agent.link import LinkState, Timing
-from rankd.agent.outbox import MemoryStore, Outbox
+from rankd.agent.outbox import Outbox
 from rankd.agent.sender import DealerSocket, Sender
 from rankd.agent.spool import Spool
+from rankd.agent.store import MemoryStore
 from rankd.collector.protocol.wire import (
     Ack,
     Beat,
@@ -459,7 +460,8 @@ def test_fork(collector: Collector, tmp_path: Path) -> None:
 
 SCRIPT = """
 import os, sys
-from rankd.agent.outbox import MemoryStore, Outbox
+from rankd.agent.outbox import Outbox
+from rankd.agent.store import MemoryStore
 from rankd.agent.sender import Sender
 from rankd.collector.protocol.wire import Hello, Note, encode_item
 

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from rankd.agent.outbox import MemoryStore, Outbox, Store
+from rankd.agent.outbox import Outbox
 from rankd.agent.spool import Spool
+from rankd.agent.store import MemoryStore, Store
 from rankd.collector.protocol.records import Frame, NameTable
 from rankd.collector.protocol.wire import Block, Hello, encode_item
 
