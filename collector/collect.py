@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import RankdConfig, output_of
+from .memory import keep_freed_memory
 from .protocol.checks import printable
 from .protocol.errors import ConfigError, RankdError
 from .server import Collector
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Collect until the run has ended; 0: all ranks have said goodbye, 1: some are missing, 128+N: signal N."""
     _set_up_logging()
+    keep_freed_memory()
     config = RankdConfig.from_mapping(_section(args))
     changes = {key: value for key in ("output", "endpoint") if (value := getattr(args, key)) is not None}
     config = dataclasses.replace(config, **changes)
