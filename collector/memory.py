@@ -1,4 +1,4 @@
-"""What the C library does with memory that is freed, in a process that takes and frees megabytes of text all the time."""
+"""What the C library does with freed memory, in a process that takes and frees megabytes of text all the time."""
 
 from __future__ import annotations
 
