@@ -1,6 +1,7 @@
 """`rankd rebuild` (all logs from the journal) against `LC_ALL=C sort -m` of the rank logs with their prefixes.
 
-The prefixed logs are there before `sort` starts; it makes one file, and rebuild makes that and all rank logs.
+The prefixed logs are there before `sort` starts, as text; it makes one file. Rebuild prints every number from its
+float64, and makes that file and all rank logs. What CPython needs for the printing and writing alone is measured too.
 
     python -m tests.bench.bench_rebuild [--records 3000000]
 """
@@ -18,8 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .bench_collector import NORMS, Driver, rankd_collector
-from .figures import Figure, command, ratio
+from .bench_collector import NORMS, Driver, rankd_collector, text_only
+from .figures import Figure, command, median, ratio
 
 _RANKS = 16
 
@@ -64,6 +65,9 @@ def measure(args: argparse.Namespace) -> Iterator[Figure]:
     note = f"{blocks * _RANKS * NORMS / 1e6:.1f} M records, {rebuilt[-1][0]:.1f} s; rank logs included"
     yield Figure("rankd rebuild, of sort -m: wall time", wall, "x", 1, note=note)
     yield Figure("rankd rebuild, of sort -m: CPU time", cpu, "x", 1)
+    records = blocks * _RANKS * NORMS
+    limit = records / text_only(records) / median(c for _, c in sorted_)
+    yield Figure("  its limit: printing and writing alone, of sort -m", limit, "x")
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
