@@ -24,9 +24,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, cast
 
+from ..collector.protocol.assembly import scalar_part
 from ..collector.protocol.errors import IdentityError, RecordError
 from ..collector.protocol.messages import Facts
-from ..collector.protocol.records import Frame, Level, NameTable, metric_of
+from ..collector.protocol.records import Frame, Level, NameTable
 from ..collector.protocol.wire import Block, Note, Report, Table, encode_item
 from ..profiler_ctl.asked import KIND
 from ..profiler_ctl.participant import Participant
@@ -241,20 +242,18 @@ class Agent:
             value: a number or a tensor of one element (read at once, so a tensor on a device is waited for).
             level: "step", or "micro_step": that of the micro-batch whose `micro_step` call comes next.
 
+        Values of one position are gathered and travel together, before the next call of another kind; from the moment
+        this returns they survive the process like all else.
+
         Between two steps a value belongs to the step that has ended (and is marked late in the log); before the first
         step, to the first one.
         """
-        if not self._active:
-            return
-        at_level = Level(level)
-        metric_of(name, at_level)
-        frame = Frame.scalar(name, read_scalar(value, name))
-        if self._step == 0:
-            self._early.append(frame)
-        elif at_level is Level.MICRO_STEP and self._inside_step:
-            self._put_block(self._step, self._micro_step + 1, [frame], complete=False)
-        else:
-            self._put_block(self._step, None, [frame], complete=False, addendum=not self._inside_step)
+        self._log(name, value, Level(level))
+
+    def log_many(self, values: Mapping[str, object], level: str = "step") -> None:
+        """`log` for each of several values; one that is refused costs itself only."""
+        for name, value in values.items():
+            self.log(name, value, level)
 
     @_never_raises
     def close(self, reason: str = _DONE) -> None:
@@ -373,6 +372,20 @@ class Agent:
         if frames:
             self._put_block(step, micro_step, frames)
         self._reaction.found(remark.anomaly for remark in measured.remarks)
+
+    def _log(self, name: str, value: object, level: Level) -> None:
+        if not self._active:
+            return
+        number = value if type(value) is float else read_scalar(value, name)
+        part = scalar_part(name, level, number)
+        if self._inside_step:
+            assert self._outbox is not None
+            at = (self._step, self._micro_step + 1 if level is Level.MICRO_STEP else None)
+            self._outbox.hold(part, at, time.time())
+        elif self._step == 0:
+            self._early.append(Frame.scalar(name, number))
+        else:
+            self._put_block(self._step, None, [Frame.scalar(name, number)], complete=False, addendum=True)
 
     def _put_note(self, micro_step: int | None, kind: str, text: str) -> None:
         self._put([encode_item(Note(0, self._step or None, micro_step, kind, text, time.time()))])

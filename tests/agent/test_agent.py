@@ -42,9 +42,14 @@ def test_users_own_scalars_go_where_they_belong(tmp_path: Path) -> None:
         a.log("eval_loss", np.float32(2.5))
         with a.step(3):
             a.log("in_step", float("nan"))
+            a.log_many({"one": 1, "step": 2, "three": np.float32(3)}, level="micro_step")
+        assert a.errors == {"log: RecordError": 1}
     """
-    assert finish(script(tmp_path, body)) == (0, "")
+    status, said = finish(script(tmp_path, body))
+    assert (status, said.count("cannot name a metric")) == (0, 1)
     content = collected(tmp_path)
+    assert values(content, "one") == {(3, 1): 1.0}
+    assert values(content, "three") == {(3, 1): 3.0}
     assert values(content, "before") == {(1, None): 1.0}
     assert values(content, "tokens") == {(s, m): float(m) for s in (1, 2) for m in (1, 2, 3, 4)}
     assert values(content, "eval_loss") == {(2, None): 2.5}

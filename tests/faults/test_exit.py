@@ -45,13 +45,18 @@ def test_os_exit_leaves_everything_in_the_spool(tmp_path: Path) -> None:
     body = """
     a = Agent.from_yaml("train.yaml", model=Model())
     train(a)
-    os._exit(7)
+    with a.step(4):
+        a.log_many({f"scalar_{i}": i for i in range(3_000)}, level="micro_step")
+        a.log("last", 0.5)
+        os._exit(7)
     """
     collector = CollectorProcess(tmp_path / "out", lost_after=600.0, linger=SOON)
     assert finish(script(tmp_path, body, yaml=AWAY)) == (7, "")
     collector.ends(1)
     content = contents(tmp_path)
     assert values(content, "local_loss") == EVERYTHING
+    assert [values(content, f"scalar_{i}") for i in range(3_000)] == [{(4, 1): float(i)} for i in range(3_000)]
+    assert values(content, "last") == {(4, None): 0.5}
     (lost,) = comments(content)["rank_lost"]
     assert "its process is gone" in lost
 
