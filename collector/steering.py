@@ -123,7 +123,7 @@ class Steering:
 
     def ending(self) -> Sequence[Move]:
         """The collector is about to end."""
-        return self._all(part.ending(self._ranks()) for part in self._parts.values())
+        return self._all(lambda part: part.ending(self._ranks()))
 
     def _part(self, kind: str) -> Part | None:
         return self._parts.get(kind.split(".")[0])
