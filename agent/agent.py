@@ -30,11 +30,11 @@ from ..collector.protocol.records import Frame, Level, NameTable, metric_of
 from ..collector.protocol.wire import Block, Note, Report, Table, encode_item
 from ..profiler_ctl.asked import KIND
 from ..profiler_ctl.participant import Participant
-from .about import facts
+from .about import facts, own_collector
 from .anomaly import Anomaly, AnomalyError, Reaction
 from .commands import Commands
 from .config import AgentConfig
-from .discovery import EndpointFinder
+from .discovery import ENDPOINT_VARIABLE, EndpointFinder
 from .identity import Identity, framework_identity, introduction, is_helper, resolve
 from .launch import start_collector
 from .link import LinkState
@@ -422,9 +422,12 @@ class Agent:
         if who.rank == 0:
             for notice in self._config.notices:
                 log.warning("%s", notice)
-            if rankd.start_collector and "RANKD_ENDPOINT" not in os.environ:
-                start_collector(rankd, known_as(os.environ, who.world_size, socket.gethostname()))
+        starts_one = rankd.start_collector and ENDPOINT_VARIABLE not in os.environ
+        if who.rank == 0 and starts_one:
+            start_collector(rankd, known_as(os.environ, who.world_size, socket.gethostname()))
         told = {**facts(self._config, who, about), "job": job_of(os.environ)}
+        if starts_one:
+            told |= own_collector(rankd.output)
         hello = introduction(who, total_steps, told)
         self._leftovers = Leftovers(rankd.spool.place(rankd.output), who.rank, finder)
         store, hello = open_store(rankd, hello)

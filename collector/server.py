@@ -261,10 +261,12 @@ class Collector:
         return waited and self._rescue.settled(now, quiet_since)
 
     def _nobody_left(self) -> bool:
-        """No rank is alive or expected."""
+        """All have said goodbye, or at least no rank is alive or expected; and the end is still to be written."""
+        if self._run.ended or self._run.finished:
+            return not self._run.ended
         waiting_states = (RankState.LIVE, RankState.EXPECTED, RankState.HELD_OUT)
         states = [view.state for view in self._run.ranks.values()]
-        return bool(states) and not self._run.ended and not any(state in waiting_states for state in states)
+        return bool(states) and not any(state in waiting_states for state in states)
 
     def _turn(self) -> bool:
         """Take what has arrived; True: there was no more."""
@@ -335,9 +337,13 @@ class Collector:
             reason = f"this is the collector of run {self._run_id} ({self._place.output}), not of run {hello.run}"
             self._send(peer, Refused(reason, retry=True))
             return
-        objection = self._run.intake.objection(hello, self._is_alive)
+        # Who names the run has read it in the output directory. Paths mean the same on both sides on one machine only.
+        doubtful = not hello.run and self._door.is_local(peer)
+        elsewhere = self._place.objection(hello, self.endpoint) if doubtful else None
+        objection = elsewhere or self._run.intake.objection(hello, self._is_alive)
         if objection is not None:
-            log.warning("refused rank %d: %s", hello.rank, objection.reason)
+            kind = "another claim on a rank" if elsewhere is None else "another job"
+            self._door.count(kind, f"rank {hello.rank}: {objection.reason}")
             self._send(peer, objection)
             return
         session = self._run.intake.session(hello.session)
@@ -393,7 +399,9 @@ class Collector:
         if not self._run.holds_too_much(session.rank):
             return True
         self._forget([peer])
-        self._send(peer, Refused(f"rank {session.rank} is too far ahead of others; it waits for them", retry=True))
+        reason = f"rank {session.rank} is too far ahead of others; it waits for them"
+        self._door.count("too far ahead", reason)
+        self._send(peer, Refused(reason, retry=True))
         return False
 
     def _data(self, session: Session, data: Data, entries: list[Entry]) -> None:

@@ -259,7 +259,7 @@ def test_eight_ranks_with_long_lines_at_once(tmp_path: Path) -> None:
                 a.micro_step(loss=0.25)
                 a.end_step(loss=0.25)
     """
-    yaml = "monitor: {train_state: {local_loss: True}}\nrankd: {output: out}\n"
+    yaml = "monitor: {train_state: {local_loss: True}}\nrankd: {output: out, exit_timeout: 60}\n"
     ranks = [script(tmp_path, body, yaml=yaml, RANKD_RANK=str(r), RANKD_WORLD_SIZE="8") for r in range(8)]
     assert [finish(r) for r in ranks] == [(0, "")] * 8
     content = collected(tmp_path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from tests.support import PATIENCE, CollectorProcess, Peer, check_logs, records_of, wait_for
+from tests.support import PATIENCE, SOON, CollectorProcess, Peer, check_logs, records_of, wait_for
 
 from rankd.collector.protocol.records import Comment
 from rankd.collector.protocol.speclog import parse
@@ -194,7 +194,7 @@ def test_a_second_live_process_of_a_rank_waits_until_the_first_is_silent(
 
 def test_a_rank_that_never_comes_is_named_and_the_status_says_so(tmp_path: Path) -> None:
     """Rank 1 of 2 is never heard: the log goes on after lost_after, and the collector ends with 1 after linger."""
-    collector = CollectorProcess(tmp_path / "out", lost_after=0.6)
+    collector = CollectorProcess(tmp_path / "out", lost_after=0.6, linger=SOON)
     peer = Peer(collector)
     one = training(0, 2)
     peer.welcome(one.hello)
