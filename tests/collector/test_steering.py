@@ -52,6 +52,9 @@ class Well(Broken):
     def tick(self, ranks: Ranks, /) -> Sequence[Move]:
         return [Tell(0, "well", {})]
 
+    def ending(self, ranks: Ranks, /) -> Sequence[Move]:
+        return [Tell(0, "well", {})]
+
 
 def steering(error: Exception) -> Steering:
     """A broken part before one that is well."""
@@ -64,6 +67,7 @@ def test_a_part_that_fails_costs_the_others_nothing(error: Exception, caplog: py
     them = steering(error)
     for _ in range(3):
         assert them.tick() == [Tell(0, "well", {})]
+        assert them.ending() == [Tell(0, "well", {})]
     assert them.joined(2) == [Tell(2, "well", {})]
     assert them.reported(0, Report("broken.x", {})) == ()
     told = [record for record in caplog.records if record.exc_info]

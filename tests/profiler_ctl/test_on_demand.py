@@ -34,6 +34,9 @@ TRAIN = """
     with Agent.from_yaml(os.environ["TRAIN"], model=Model(), about={"pp": os.environ["RANKD_RANK"]}) as a:
         while not a.connected:
             time.sleep(0.01)
+        print("connected", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
         for step in count(1):
             with a.step(step):
                 a.micro_step(loss=float(step))
@@ -48,7 +51,7 @@ TRAIN = """
 CONFIG = """
 monitor:
   train_state: {{local_loss: True}}
-profiler: {{enable_profiling: True, start_step: 200, end_step: {end}, profiler_rank: [1], output_path: static}}
+profiler: {{enable_profiling: True, start_step: 20, end_step: {end}, profiler_rank: [1], output_path: static}}
 rankd: {{output: out, start_collector: False, beat_interval: 0.2}}
 """
 DOUBLE = Path(__file__).parent / "double"
@@ -56,8 +59,8 @@ DOUBLE = Path(__file__).parent / "double"
 
 def ranks(folder: Path) -> list[subprocess.Popen[str]]:
     """Three; rank 1 has read another file."""
-    (folder / "one.yaml").write_text(CONFIG.format(end=201))
-    (folder / "other.yaml").write_text(CONFIG.format(end=209))
+    (folder / "one.yaml").write_text(CONFIG.format(end=21))
+    (folder / "other.yaml").write_text(CONFIG.format(end=29))
 
     def rank(number: int, config: str) -> subprocess.Popen[str]:
         path = str(DOUBLE)
@@ -67,8 +70,8 @@ def ranks(folder: Path) -> list[subprocess.Popen[str]]:
 
 
 def session(folder: Path, name: str) -> dict[str, Any]:
-    (found,) = [each for each in sessions(folder / "out") if each["name"] == name]
-    return found
+    found = {each["name"]: each for each in sessions(folder / "out")}
+    return found.get(name, {"parts": [{}]})
 
 
 def profiled(folder: Path, under: str) -> dict[str, list[int]]:
@@ -84,6 +87,11 @@ def test_sessions_while_training_through_a_killed_collector(tmp_path: Path) -> N
     """The window of rank 0's file, a decided session that outlives the collector, one that is stopped, refusals."""
     collector = CollectorProcess(tmp_path / "out")
     processes = ranks(tmp_path)
+    for process in processes:
+        read_until(process, "connected")
+    # Rank 1 has heard of rank 0's window when the collector has had its answer.
+    wait_for(lambda: session(tmp_path, "static")["parts"][0].get("state") == "planned", 60)
+    (tmp_path / "go").touch()
     for process in processes:
         read_until(process, "there")
     wait(tmp_path / "out", "static", timeout=60)
@@ -120,7 +128,7 @@ def test_sessions_while_training_through_a_killed_collector(tmp_path: Path) -> N
     assert ["never imported" in out for out in outs] == [False, False, True]
     assert collector.ended()[0] == 0
     told = comments(contents(tmp_path))["profile"]
-    assert "the ranks' profiler sections differ, and rank 0's is used: rank 1: end_step 209 (rank 0: 201)" in told, told
+    assert "the ranks' profiler sections differ, and rank 0's is used: rank 1: end_step 29 (rank 0: 21)" in told, told
     assert f"p2 done: steps {again['start']}..{again['end']} on ranks 0-1, {again['bytes']} bytes" in told
     assert [each["phase"] for each in sessions(tmp_path / "out")] == ["done", "stopped", "done", "stopped"]
     check_logs(tmp_path / "out", 3)
