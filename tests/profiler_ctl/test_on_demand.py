@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,21 @@ def profiled(folder: Path, under: str) -> dict[str, list[int]]:
     return found
 
 
-def test_sessions_while_training_through_a_killed_collector(tmp_path: Path) -> None:
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """The ranks; where the test fails they would train for ever."""
+    started = ranks(tmp_path)
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_sessions_while_training_through_a_killed_collector(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
     """The window of rank 0's file, a decided session that outlives the collector, one that is stopped, refusals."""
     collector = CollectorProcess(tmp_path / "out")
-    processes = ranks(tmp_path)
     for process in processes:
         read_until(process, "connected")
     # Rank 1 has heard of rank 0's window when the collector has had its answer.
