@@ -14,7 +14,6 @@ import atexit
 import functools
 import logging
 import os
-import socket
 import sys
 import time
 from collections import Counter
@@ -26,28 +25,19 @@ from typing import Any, Concatenate, ParamSpec, cast
 
 from ..collector.protocol.assembly import scalar_part
 from ..collector.protocol.errors import IdentityError, RecordError
-from ..collector.protocol.messages import Facts
 from ..collector.protocol.records import Frame, Level, NameTable
 from ..collector.protocol.wire import Block, Note, Report, Table, encode_item
 from ..profiler_ctl.asked import KIND
 from ..profiler_ctl.participant import Participant
-from .about import facts, own_collector
+from .about import facts
 from .anomaly import Anomaly, AnomalyError, Reaction
-from .commands import Commands
 from .config import AgentConfig
-from .discovery import ENDPOINT_VARIABLE, EndpointFinder
-from .identity import Identity, framework_identity, introduction, is_helper, resolve
-from .launch import start_collector
-from .link import LinkState
+from .delivery import Delivery
+from .identity import Identity, framework_identity, is_helper, resolve
 from .losses import read_scalar
 from .monitor import Measured, MicroBatch, Pending, StepEnd
 from .monitors import build_monitors, sampling_of
-from .nodes import job_of, known_as
-from .outbox import Outbox
-from .recover import Leftovers
 from .resampling import SAMPLE, Resampling
-from .sender import Sender
-from .spools import ABOUT_SPOOL, open_store, tidy, what_is_left
 from .stacks import STACKS, StackDump
 
 __all__ = ["Agent", "Step"]
@@ -56,8 +46,6 @@ log = logging.getLogger("rankd.agent")
 
 # The reason of a goodbye at the planned end; the collector takes any other for a failure.
 _DONE = "done"
-# What a delivery of others' leftovers may take to notice that this process ends.
-_LEFTOVERS_END = 0.5
 
 _P = ParamSpec("_P")
 
@@ -152,10 +140,7 @@ class Agent:
         sampling = sampling_of(config)
         self._resampling = Resampling(sampling, lambda: self._step)
         self._monitors = build_monitors(config, model, who, total_steps, micro_steps, sampling, self._trouble)
-        self._outbox: Outbox | None = None
-        self._sender: Sender | None = None
-        self._leftovers: Leftovers | None = None
-        self._spool: str | None = None
+        self._delivery: Delivery | None = None
         if self.identity is not None:
             self._start(self.identity, total_steps, about)
 
@@ -269,20 +254,8 @@ class Agent:
             self._profiles.close()
             self._tell_profiles()
         self._closed = True
-        assert self._outbox is not None
-        assert self._sender is not None
-        assert self._leftovers is not None
-        self._outbox.finish(reason, time.time())
-        # Meanwhile what an older process of this rank has left goes on being delivered: it comes first, and this waits.
-        left = self._sender.close(self._config.rankd.exit_timeout)
-        self._leftovers.stop()
-        self._outbox.close()
-        tidy(self._spool)
-        self._leftovers.join(_LEFTOVERS_END)
-        if left:
-            rank, timeout = self.identity and self.identity.rank, self._config.rankd.exit_timeout
-            said = "%d items of rank %s were not acknowledged by the collector within %g s; %s"
-            log.warning(said, left, rank, timeout, what_is_left(self._spool))
+        assert self._delivery is not None
+        self._delivery.close(reason)
 
     def __enter__(self) -> Agent:
         return self
@@ -352,11 +325,11 @@ class Agent:
         error = self._reaction.act()
         if error is None:
             return
-        assert self._sender is not None
+        assert self._delivery is not None
         self._flush()
         self._put_exception(micro_step, error)
         # Whoever starts the ranks kills them all as soon as this one ends.
-        self._sender.settle(self._config.rankd.exit_timeout)
+        self._delivery.settle()
         raise error
 
     # -- putting ------------------------------------------------------------------------------------------------------
@@ -379,9 +352,9 @@ class Agent:
         number = value if type(value) is float else read_scalar(value, name)
         part = scalar_part(name, level, number)
         if self._inside_step:
-            assert self._outbox is not None
+            assert self._delivery is not None
             at = (self._step, self._micro_step + 1 if level is Level.MICRO_STEP else None)
-            self._outbox.hold(part, at, time.time())
+            self._delivery.outbox.hold(part, at, time.time())
         elif self._step == 0:
             self._early.append(Frame.scalar(name, number))
         else:
@@ -409,17 +382,14 @@ class Agent:
             self._tables = ids
 
     def _put(self, raws: list[bytes], records: int = 0, at: tuple[int, int | None] | None = None) -> bool:
-        assert self._outbox is not None
-        assert self._sender is not None
-        accepted = self._outbox.put(raws, records=records, at=at)
-        self._sender.wake()
-        return accepted
+        assert self._delivery is not None
+        return self._delivery.put(raws, records, at)
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
     @property
     def _active(self) -> bool:
-        return self._sender is not None and not self._closed and self._pid == os.getpid()
+        return self._delivery is not None and not self._closed and self._pid == os.getpid()
 
     def _identify(self, rank: int | None, world_size: int | None) -> Identity | None:
         try:
@@ -430,45 +400,21 @@ class Agent:
         return None if who is None or is_helper(who, rank) else who
 
     def _start(self, who: Identity, total_steps: int | None, about: Mapping[str, object] | None) -> None:
-        rankd = self._config.rankd
-        finder = EndpointFinder(rankd.endpoint, os.environ, Path(rankd.output))
+        profiler = self._config.profiler
         if who.rank == 0:
-            for notice in self._config.notices:
+            for notice in (*self._config.notices, *profiler.warnings(who.world_size)):
                 log.warning("%s", notice)
-        starts_one = rankd.start_collector and ENDPOINT_VARIABLE not in os.environ
-        if who.rank == 0 and starts_one:
-            start_collector(rankd, known_as(os.environ, who.world_size, socket.gethostname()))
-        told = {**facts(self._config, who, about), "job": job_of(os.environ)}
-        if starts_one:
-            told |= own_collector(rankd.output)
-        hello = introduction(who, total_steps, told)
-        self._leftovers = Leftovers(rankd.spool.place(rankd.output), who.rank, finder)
-        store, hello = open_store(rankd, hello)
-        self._spool = hello.about.get(ABOUT_SPOOL)
-        self._outbox = Outbox(store)
-        find = self._leftovers.find_endpoint
         where = lambda: (self._step, self._micro_step)  # noqa: E731
-        commands = Commands(hello.session, finder.key)
-        commands.on(SAMPLE, self._resampling)
-        commands.on(STACKS, StackDump(where))
-        self._profiles = self._plan_profiles(who, lambda: self._sender)
-        commands.on(KIND, self._profiles.command)
-        self._sender = Sender(self._outbox, hello, find, where=finder.where, position=where, obey=commands.obey)
-        self._sender.start()
-        self._leftovers.start()
+        delivery = Delivery(self._config.rankd, who, total_steps, facts(self._config, who, about), where)
+        self._profiles = Participant(
+            who.rank, profiler, lambda body: delivery.report(Report(KIND, body)), cwd=Path.cwd()
+        )
+        delivery.commands.on(SAMPLE, self._resampling)
+        delivery.commands.on(STACKS, StackDump(where))
+        delivery.commands.on(KIND, self._profiles.command)
+        delivery.start()
+        self._delivery = delivery
         atexit.register(self._close_at_exit)
-
-    def _plan_profiles(self, who: Identity, sender: Callable[[], Sender | None]) -> Participant:
-        config = self._config.profiler
-        if who.rank == 0:
-            for warning in config.warnings(who.world_size):
-                log.warning("%s", warning)
-
-        def report(body: Facts) -> None:
-            if (to := sender()) is not None:
-                to.report(Report(KIND, body))
-
-        return Participant(who.rank, config, report, cwd=Path.cwd())
 
     def _tell_profiles(self) -> None:
         """A line in the log for each session that has come to its end."""
@@ -498,7 +444,7 @@ class Agent:
     @property
     def connected(self) -> bool:
         """Whether the collector has welcomed this rank and is heard."""
-        return self._sender is not None and self._sender.state is LinkState.JOINED
+        return self._delivery is not None and self._delivery.connected
 
     @property
     def errors(self) -> Mapping[str, int]:

@@ -211,7 +211,7 @@ def test_the_collector_outlives_the_process_group_of_rank_0(tmp_path: Path) -> N
     os.setsid()
     def stop(step, micro_step):
         if (step, micro_step) == (2, 3):
-            while not a.connected or a._outbox.held_items:
+            while not a.connected or a._delivery.outbox.held_items:
                 time.sleep(0.01)
             os.killpg(0, 9)
     with Agent.from_yaml("train.yaml", model=Model()) as a:

@@ -169,7 +169,7 @@ FULL = """
             if step in (1, 250):
                 print(step, flush=True)
                 sys.stdin.readline()
-        print(a._outbox.statistics().produced, flush=True)
+        print(a._delivery.outbox.statistics().produced, flush=True)
 """
 TINY = SETTINGS + "  spool: {size: 64KiB}\n  exit_timeout: 20\n"
 
@@ -358,7 +358,7 @@ def test_a_full_disk_of_the_collector(tmp_path: Path, small_disk: Path) -> None:
                 a.log("x" * 200, step)
         print("trained", flush=True)
         sys.stdin.readline()
-        print(a._outbox.statistics().produced, flush=True)
+        print(a._delivery.outbox.statistics().produced, flush=True)
     """
     yaml = SETTINGS + "  spool: {size: 128KiB}\n  exit_timeout: 20\n"
     process = script(tmp_path, body, yaml=yaml, stdin=subprocess.PIPE)
