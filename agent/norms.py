@@ -35,7 +35,7 @@ Predicate: TypeAlias = Callable[[str], bool]
 
 # Squares are summed in float32 within a block and in float64 across blocks. float32 rounds equal squares always the
 # same way: a norm of a million equal values was wrong by 4e-4 when summed whole, by 3e-7 at most in blocks of this
-# size. That costs 8 % more than one dot over the whole.
+# size. That costs a tenth more than one dot over the whole.
 _BLOCK = 1_024
 # A float64 copy made on the way (below) stays at 8 MB.
 _CHUNK = 2**20

@@ -192,7 +192,7 @@ def measure(args: argparse.Namespace) -> Iterator[Figure]:
     def plain(_: Counted) -> None:
         loop.step(lambda _loss, _gradients: None)
 
-    with tempfile.TemporaryDirectory(prefix="rankd-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rankd-bench-", ignore_cleanup_errors=True) as folder:
         outputs = iter(range(9))
         agents = [Agents(loop, Path(folder) / str(next(outputs)), m) for m in ({}, {"train_state": everything}, {})]
         off, on, scalars = agents
