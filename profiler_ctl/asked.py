@@ -6,17 +6,17 @@ commands, reports and the collector's journal hold them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from ..collector.protocol.checks import MAX_STEP, check_int, check_text
 from ..collector.protocol.errors import RecordError
+from ..collector.protocol.messages import Fact, Facts
 
 __all__ = ["KIND", "STATIC", "Asked", "Body", "ProfilerOptions", "Value", "estimated_bytes", "integer", "text"]
 
-Value: TypeAlias = str | int | float | bool | None
-Body: TypeAlias = Mapping[str, Value]
+Value: TypeAlias = Fact
+Body: TypeAlias = Facts
 
 # The kind of our commands, reports and decisions.
 KIND = "profile"

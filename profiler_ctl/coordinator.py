@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ..collector.protocol.checks import MAX_STEP
 from ..collector.protocol.errors import RankdError, RecordError
 from ..collector.protocol.ranges import parse_ranks, spans
+from ..collector.protocol.steering import Decide, Move, Tell
 from .agreement import Agreement, Phase
-from .asked import STATIC, Asked, Body, ProfilerOptions, Value, estimated_bytes, integer, text
+from .asked import KIND, STATIC, Asked, Body, ProfilerOptions, Value, estimated_bytes, integer, text
 from .choosing import Choice, RankFacts
 from .config import ProfilerConfig
 from .differences import differences, read
 from .pace import Pace
 from .plan import State, Window
 
-__all__ = ["ARM_TIMEOUT", "Coordinator", "Decide", "Limits", "Tell"]
+__all__ = ["ARM_TIMEOUT", "Coordinator", "Limits"]
 
 # A rank looks at its disk before it answers, and that may be a network file system.
 ARM_TIMEOUT = 15.0
@@ -36,23 +36,6 @@ _DIFFERENCES = "differences"
 _LONGEST_RANKS = 8_000
 # Facts that change with each rank that is through.
 _PROGRESS = ("done", "bytes", "step_bytes")
-
-
-@dataclass(frozen=True, slots=True)
-class Decide:
-    """To be journalled before what follows is sent: the latest facts of `key`, and a line for the log ("": none)."""
-
-    key: str
-    facts: Body
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """A command for a rank."""
-
-    rank: int
-    body: Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +56,6 @@ class _Rank:
     host: str
     about: Mapping[str, str]
     process: int
-
-
-Outcome: TypeAlias = Decide | Tell
 
 
 class Coordinator:
@@ -102,7 +82,7 @@ class Coordinator:
         self._warned = ""
         # The process of rank 0 that the configuration's session is of.
         self._static_of: int | None = None
-        self._out: list[Outcome] = []
+        self._out: list[Move] = []
         self._known_pace: float | None = None
         # Of sessions from before a restart: their bytes, and the most of a step.
         self._before: dict[str, tuple[int, int]] = {}
@@ -119,7 +99,7 @@ class Coordinator:
                 session.restarted()
             self._settle(session, now)
 
-    def take(self) -> list[Outcome]:
+    def take(self) -> list[Move]:
         """What has to be journalled and said since the last call, in this order."""
         out, self._out = self._out, []
         return out
@@ -375,7 +355,7 @@ class Coordinator:
 
     def _tell(self, session: Agreement, rank: int, now: float) -> None:
         if rank in self._ranks and (command := session.due(rank, now)) is not None:
-            self._out.append(Tell(rank, {**command, "bytes_per_step": self._estimates.get(session.name)}))
+            self._out.append(Tell(rank, KIND, {**command, "bytes_per_step": self._estimates.get(session.name)}))
 
     def _facts(self, session: Agreement) -> dict[str, Value]:
         done = spans(rank for rank, part in session.parts.items() if part.well)
@@ -388,7 +368,7 @@ class Coordinator:
             return
         self.changes += 1
         self._journalled[key] = dict(facts)
-        self._out.append(Decide(key, dict(facts), line))
+        self._out.append(Decide(KIND, key, dict(facts), line))
 
     def _with(self, rank: int) -> list[Agreement]:
         return [session for session in self.sessions.values() if rank in session.parts]
@@ -410,7 +390,7 @@ class Coordinator:
         for other in list(self._sections) if rank == 0 else [rank]:
             if self._sections[other].chooses(other) and not reference.chooses(other) and other in self._ranks:
                 reason = "rank 0's configuration does not choose this rank"
-                self._out.append(Tell(other, {"do": "abort", "session": STATIC, "reason": reason}))
+                self._out.append(Tell(other, KIND, {"do": "abort", "session": STATIC, "reason": reason}))
 
     def _begin_static(self, section: ProfilerConfig) -> None:
         chosen = [rank for rank in range(self._world_size) if section.chooses(rank)]

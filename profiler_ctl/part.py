@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..collector.protocol.messages import Facts
-from ..collector.protocol.steering import Decide, Move, Rank, Ranks, Tell
-from .asked import KIND, text
+from ..collector.protocol.steering import Move, Rank, Ranks
+from .asked import text
 from .coordinator import Coordinator, Limits
-from .coordinator import Decide as Decision
 
 __all__ = ["ProfilingPart"]
 
@@ -52,7 +51,7 @@ class ProfilingPart:
             return (), {"sessions": self.status()}
         self._look(ranks)
         answer = self._coordinator.ask(what, facts, ranks.now)
-        return self._moves(), answer
+        return self._coordinator.take(), answer
 
     def reported(self, rank: int, _: str, facts: Facts, ranks: Ranks, /) -> Sequence[Move]:
         """A rank reports; a command that it could not obey comes back with the reason."""
@@ -60,7 +59,7 @@ class ProfilingPart:
         if isinstance(refused, str):
             facts = self._refusal(rank, text(facts, "session"), refused)
         self._coordinator.reported(rank, facts, ranks.now)
-        return self._moves()
+        return self._coordinator.take()
 
     def joined(self, rank: int, ranks: Ranks, /) -> Sequence[Move]:
         """A rank is connected."""
@@ -76,7 +75,7 @@ class ProfilingPart:
                 total_steps=there.total_steps,
             )
             self._at(there, ranks)
-        return self._moves()
+        return self._coordinator.take()
 
     def tick(self, ranks: Ranks, /) -> Sequence[Move]:
         """See who has left, where the ranks are, and what is due."""
@@ -88,7 +87,7 @@ class ProfilingPart:
                 if why is not None:
                     self._coordinator.gone(rank, why, ranks.now)
         self._coordinator.tick(ranks.now, ranks.seconds_per_step, thorough=thorough)
-        return self._moves()
+        return self._coordinator.take()
 
     def ending(self, ranks: Ranks, /) -> Sequence[Move]:
         """The collector ends: so do the sessions of the ranks that have."""
@@ -111,11 +110,3 @@ class ProfilingPart:
         part = None if session is None else session.parts.get(rank)
         serial = 1 if part is None else part.serial + 1
         return {"session": name, "state": "refused", "reason": reason, "serial": serial}
-
-    def _moves(self) -> list[Move]:
-        return [
-            Decide(KIND, each.key, each.facts, each.text)
-            if isinstance(each, Decision)
-            else Tell(each.rank, KIND, each.body)
-            for each in self._coordinator.take()
-        ]

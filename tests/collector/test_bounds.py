@@ -42,20 +42,6 @@ def collector(tmp_path: Path) -> Iterator[CollectorProcess]:
         it.kill()
 
 
-@pytest.fixture
-def peers(collector: CollectorProcess) -> Iterator[Callable[[], Peer]]:
-    """Makes peers that are closed after the test."""
-    made: list[Peer] = []
-
-    def make() -> Peer:
-        made.append(Peer(collector))
-        return made[-1]
-
-    yield make
-    for peer in made:
-        peer.close()
-
-
 def refusals(collector: CollectorProcess) -> dict[str, int]:
     """What `rankd status` shows of them."""
     counts: dict[str, int] = json.loads((collector.output / ".rankd" / "status.json").read_text())["collector"][

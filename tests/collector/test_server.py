@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,29 +26,6 @@ from rankd.collector.protocol.wire import (
 )
 
 from .streams import Training, hello, training
-
-
-@pytest.fixture
-def collector(tmp_path: Path) -> Iterator[CollectorProcess]:
-    """A collector that is gone after the test."""
-    it = CollectorProcess(tmp_path / "out")
-    yield it
-    if it.process.poll() is None:
-        it.kill()
-
-
-@pytest.fixture
-def peers(collector: CollectorProcess) -> Iterator[Callable[[], Peer]]:
-    """Makes peers that are closed after the test."""
-    made: list[Peer] = []
-
-    def make() -> Peer:
-        made.append(Peer(collector))
-        return made[-1]
-
-    yield make
-    for peer in made:
-        peer.close()
 
 
 def whole(one: Training) -> Data:

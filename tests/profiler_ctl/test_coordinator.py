@@ -10,11 +10,12 @@ import pytest
 
 from rankd.collector.protocol.about import pack_text
 from rankd.collector.protocol.errors import RankdError
+from rankd.collector.protocol.steering import Decide, Move, Tell
 from rankd.profiler_ctl.agreement import Phase
 from rankd.profiler_ctl.asked import Asked, Body, ProfilerOptions, Value
 from rankd.profiler_ctl.choosing import Choice
 from rankd.profiler_ctl.config import ProfilerConfig
-from rankd.profiler_ctl.coordinator import ARM_TIMEOUT, Coordinator, Decide, Limits, Tell
+from rankd.profiler_ctl.coordinator import ARM_TIMEOUT, Coordinator, Limits
 from rankd.profiler_ctl.differences import ABOUT
 
 NOW = 100.0
@@ -38,7 +39,7 @@ class Run:
     ) -> None:
         self.coordinator = Coordinator(limits or Limits(), 1.0)
         self.serial = 0
-        self.out: list[Decide | Tell] = []
+        self.out: list[Move] = []
         for rank in range(4):
             known = (abouts or {}).get(rank, {})
             host = f"node{rank // 2}"
@@ -48,7 +49,7 @@ class Run:
                 self.coordinator.at(rank, step, NOW - (10 - step) * 0.5)
         self.take()
 
-    def take(self) -> list[Decide | Tell]:
+    def take(self) -> list[Move]:
         new = self.coordinator.take()
         self.out += new
         return new
@@ -90,7 +91,7 @@ def test_the_decision_comes_before_anybody_is_told() -> None:
     decided, *told = run.take()
     assert isinstance(decided, Decide)
     assert (decided.facts["phase"], decided.facts["start"]) == ("committed", 15)
-    assert [(each.rank, each.body["do"]) for each in told if isinstance(each, Tell)] == [(0, "commit"), (1, "commit")]
+    assert [(each.rank, each.facts["do"]) for each in told if isinstance(each, Tell)] == [(0, "commit"), (1, "commit")]
 
 
 def test_a_pace_that_is_not_known_is_waited_for() -> None:
@@ -198,7 +199,7 @@ def test_what_was_measured_goes_along_with_the_next_proposal() -> None:
     run.take()
     run.start("1")
     told = [each for each in run.take() if isinstance(each, Tell)]
-    assert told[0].body["bytes_per_step"] == 500
+    assert told[0].facts["bytes_per_step"] == 500
 
 
 def test_a_restart_goes_on_with_what_is_decided_and_calls_off_the_rest() -> None:
@@ -218,7 +219,7 @@ def test_a_restart_goes_on_with_what_is_decided_and_calls_off_the_rest() -> None
     assert again.bytes_of(again.sessions["p3"]) == 7
     again.take()
     again.joined(0, 1, NOW, world_size=4)
-    assert [each.body["start"] for each in again.take() if isinstance(each, Tell)] == [50]
+    assert [each.facts["start"] for each in again.take() if isinstance(each, Tell)] == [50]
     again.joined(3, 4, NOW, world_size=4)
     body = {**Choice("3").body(), **Asked(1).body()}
     assert again.ask("start", body, NOW)["session"] == "p4"
@@ -266,7 +267,7 @@ def test_ranks_whose_configurations_differ_are_named_and_rank_0s_is_used() -> No
         "the ranks' profiler sections differ, and rank 0's is used: rank 2: enable_profiling false (rank 0: true); "
         "rank 3: end_step 29 (rank 0: 22); rank 3: profiler_rank [0, 1, 3] (rank 0: [0, 1])"
     )
-    aborts = [each.rank for each in run.out if isinstance(each, Tell) and each.body["do"] == "abort"]
+    aborts = [each.rank for each in run.out if isinstance(each, Tell) and each.facts["do"] == "abort"]
     assert aborts == [3]
 
 

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankd.collector.protocol.errors import RankdError
+from rankd.collector.protocol.steering import Decide
 from rankd.profiler_ctl.agreement import Phase
 from rankd.profiler_ctl.asked import STATIC, Asked, Body, ProfilerOptions
 from rankd.profiler_ctl.choosing import Choice
 from rankd.profiler_ctl.config import ProfilerConfig
-from rankd.profiler_ctl.coordinator import Coordinator, Decide, Limits
+from rankd.profiler_ctl.coordinator import Coordinator, Limits
 from rankd.profiler_ctl.participant import Participant
 from rankd.profiler_ctl.plan import State
 
@@ -114,7 +115,7 @@ class World:
                 self.journal[each.key] = each.facts
                 self.decided.append(each)
             elif not crash or self.random.random() < 0.5:
-                self.down[each.rank].append(each.body)
+                self.down[each.rank].append(each.facts)
 
     # -- what can happen ----------------------------------------------------------------------------------------------
 
