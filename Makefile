@@ -14,6 +14,8 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # Most tests wait for processes that they started; four at a time fit two cores.
 PARALLEL ?= --numprocesses 4 --dist worksteal
+# More arguments for the benchmarks; their figures go to bench-results.json.
+BENCH_ARGS ?=
 # A folder for JUnit reports of `make test`.
 REPORTS ?=
 report = $(if $(REPORTS),--junitxml=$(REPORTS)/$(1).xml)
@@ -83,8 +85,8 @@ types: $(LIGHT) $(LINKS)  ## mypy --strict
 torture: $(LIGHT) $(LINKS)  ## kill collectors N times at random (and a fifth as many ranks): make torture N=1000 SEED=7
 	@$(BIN)/python -m tests.faults.torture --kills $(N) --seed $(SEED)
 
-bench: $(MINDSPORE)  ## run every benchmark
-	@shopt -s nullglob; for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
+bench: $(MINDSPORE) $(LINKS)  ## every benchmark, as one table with its bounds: make bench BENCH_ARGS="--quick --only collector"
+	@$(BIN)/python -m tests.bench.run $(BENCH_ARGS)
 
 clean:  ## remove what the verbs made, except the virtual environment and the demo's output
 	@rm -rf .typecheck build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

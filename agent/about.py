@@ -5,21 +5,26 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 
-from ..collector.protocol.about import CONFIGURATION, pack_text
+from ..collector.protocol.about import CONFIGURATION, OWN_COLLECTOR, pack_text
+from ..collector.protocol.records import MAX_NAME_BYTES
 from ..collector.settings import Settings
+from ..profiler_ctl.differences import ABOUT as PROFILER
 from .config import AgentConfig
 from .identity import Identity
 
-__all__ = ["effective", "facts", "version_of"]
+__all__ = ["effective", "facts", "own_collector", "version_of"]
 
 # The limits of `Hello.about`: what a user adds must not keep the agent from starting.
 _MOST_ADDED = 16
 _LONGEST_KEY, _LONGEST_VALUE = 64, 256
 _DIGEST_DIGITS = 16
+_MOST_PROFILER_PIECES = 8
 
 
 def facts(config: AgentConfig, who: Identity, more: Mapping[str, object] | None = None) -> dict[str, str]:
@@ -43,7 +48,24 @@ def facts(config: AgentConfig, who: Identity, more: Mapping[str, object] | None 
             told[name] = version
     more_facts = {_clipped(str(k), _LONGEST_KEY): _clipped(str(v), _LONGEST_VALUE) for k, v in (more or {}).items()}
     told |= dict([(k, v) for k, v in more_facts.items() if k][:_MOST_ADDED])
+    told |= profiler_facts(config)
     return told | pack_text(CONFIGURATION, text) if who.rank == 0 else told
+
+
+def own_collector(output: Path) -> dict[str, str]:
+    """The fact that this job starts a collector of its own for `output`; none where the path is too long to be told."""
+    path = os.path.realpath(output)
+    raw = os.fsencode(path)
+    return {OWN_COLLECTOR: path} if path.isprintable() and len(raw) <= MAX_NAME_BYTES else {}
+
+
+def profiler_facts(config: AgentConfig) -> dict[str, str]:
+    """The `profiler:` section as this process has read it, for the collector to compare; nothing where it is off."""
+    if not config.profiler.enable_profiling:
+        return {}
+    packed = pack_text(PROFILER, json.dumps(config.profiler.to_mapping()))
+    # A longer one lists more ranks than a hello has room for; then nobody compares.
+    return packed if len(packed) <= _MOST_PROFILER_PIECES else {}
 
 
 def effective(config: AgentConfig) -> dict[str, dict[str, object]]:

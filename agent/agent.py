@@ -14,7 +14,6 @@ import atexit
 import functools
 import logging
 import os
-import socket
 import sys
 import time
 from collections import Counter
@@ -24,28 +23,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, cast
 
+from ..collector.protocol.assembly import scalar_part
 from ..collector.protocol.errors import IdentityError, RecordError
-from ..collector.protocol.records import Frame, Level, NameTable, metric_of
-from ..collector.protocol.wire import Block, Note, Table, encode_item
-from ..profiler_ctl.plan import Window
-from ..profiler_ctl.session import ProfilerOptions, ProfilerSession
+from ..collector.protocol.records import Frame, Level, NameTable
+from ..collector.protocol.wire import Block, Note, Report, Table, encode_item
+from ..profiler_ctl.asked import KIND
+from ..profiler_ctl.participant import Participant
 from .about import facts
 from .anomaly import Anomaly, AnomalyError, Reaction
-from .commands import Commands
 from .config import AgentConfig
-from .discovery import EndpointFinder
-from .identity import Identity, framework_identity, introduction, is_helper, resolve
-from .launch import start_collector
-from .link import LinkState
+from .delivery import Delivery
+from .identity import Identity, framework_identity, is_helper, resolve
 from .losses import read_scalar
 from .monitor import Measured, MicroBatch, Pending, StepEnd
 from .monitors import build_monitors, sampling_of
-from .nodes import job_of, known_as
-from .outbox import Outbox
-from .recover import Leftovers
 from .resampling import SAMPLE, Resampling
-from .sender import Sender
-from .spools import ABOUT_SPOOL, open_store, tidy, what_is_left
 from .stacks import STACKS, StackDump
 
 __all__ = ["Agent", "Step"]
@@ -54,8 +46,6 @@ log = logging.getLogger("rankd.agent")
 
 # The reason of a goodbye at the planned end; the collector takes any other for a failure.
 _DONE = "done"
-# What a delivery of others' leftovers may take to notice that this process ends.
-_LEFTOVERS_END = 0.5
 
 _P = ParamSpec("_P")
 
@@ -141,8 +131,7 @@ class Agent:
         self._deferred: _Deferred | None = None
         self._early: list[Frame] = []
         self._tables: dict[NameTable, int] = {}
-        self._profile: ProfilerSession | None = None
-        self._profile_told = False
+        self._profiles: Participant | None = None
         self._closed = False
         self._pid = os.getpid()
         self.identity = self._identify(rank, world_size)
@@ -151,10 +140,7 @@ class Agent:
         sampling = sampling_of(config)
         self._resampling = Resampling(sampling, lambda: self._step)
         self._monitors = build_monitors(config, model, who, total_steps, micro_steps, sampling, self._trouble)
-        self._outbox: Outbox | None = None
-        self._sender: Sender | None = None
-        self._leftovers: Leftovers | None = None
-        self._spool: str | None = None
+        self._delivery: Delivery | None = None
         if self.identity is not None:
             self._start(self.identity, total_steps, about)
 
@@ -241,20 +227,18 @@ class Agent:
             value: a number or a tensor of one element (read at once, so a tensor on a device is waited for).
             level: "step", or "micro_step": that of the micro-batch whose `micro_step` call comes next.
 
+        Values of one position are gathered and travel together, before the next call of another kind; from the moment
+        this returns they survive the process like all else.
+
         Between two steps a value belongs to the step that has ended (and is marked late in the log); before the first
         step, to the first one.
         """
-        if not self._active:
-            return
-        at_level = Level(level)
-        metric_of(name, at_level)
-        frame = Frame.scalar(name, read_scalar(value, name))
-        if self._step == 0:
-            self._early.append(frame)
-        elif at_level is Level.MICRO_STEP and self._inside_step:
-            self._put_block(self._step, self._micro_step + 1, [frame], complete=False)
-        else:
-            self._put_block(self._step, None, [frame], complete=False, addendum=not self._inside_step)
+        self._log(name, value, Level(level))
+
+    def log_many(self, values: Mapping[str, object], level: str = "step") -> None:
+        """`log` for each of several values; one that is refused costs itself only."""
+        for name, value in values.items():
+            self.log(name, value, level)
 
     @_never_raises
     def close(self, reason: str = _DONE) -> None:
@@ -266,24 +250,12 @@ class Agent:
         if self._closed or not self._active:
             return
         self._flush()
-        if self._profile is not None:
-            self._profile.close()
-            self._tell_profile()
+        if self._profiles is not None:
+            self._profiles.close()
+            self._tell_profiles()
         self._closed = True
-        assert self._outbox is not None
-        assert self._sender is not None
-        assert self._leftovers is not None
-        self._outbox.finish(reason, time.time())
-        # Meanwhile what an older process of this rank has left goes on being delivered: it comes first, and this waits.
-        left = self._sender.close(self._config.rankd.exit_timeout)
-        self._leftovers.stop()
-        self._outbox.close()
-        tidy(self._spool)
-        self._leftovers.join(_LEFTOVERS_END)
-        if left:
-            rank, timeout = self.identity and self.identity.rank, self._config.rankd.exit_timeout
-            said = "%d items of rank %s were not acknowledged by the collector within %g s; %s"
-            log.warning(said, left, rank, timeout, what_is_left(self._spool))
+        assert self._delivery is not None
+        self._delivery.close(reason)
 
     def __enter__(self) -> Agent:
         return self
@@ -302,9 +274,9 @@ class Agent:
             raise RecordError(f"a step is an integer from 1 on, got {step!r}; nothing is recorded for it")
         self._step, self._micro_step, self._inside_step = step, 0, True
         self._monitors.begin_step(step)
-        if self._profile is not None:
-            self._profile.step_begin(step)
-            self._tell_profile()
+        if self._profiles is not None:
+            self._profiles.step_begin(step)
+            self._tell_profiles()
         if self._early:
             early, self._early = self._early, []
             self._put_block(step, None, early, complete=False)
@@ -323,10 +295,10 @@ class Agent:
         self._put_measured(self._step, None, self._monitors.end_step(StepEnd(called=False)))
         self._react(None)
         self._inside_step = False
-        if self._profile is not None:
+        if self._profiles is not None:
             # Before the step is completed: what there is to tell is then a line of this step, and not a late one.
-            self._profile.step_end(self._step)
-            self._tell_profile()
+            self._profiles.step_end(self._step)
+            self._tell_profiles()
         self._put_block(self._step, None, [], complete=True)
 
     def _flush(self) -> None:
@@ -353,11 +325,11 @@ class Agent:
         error = self._reaction.act()
         if error is None:
             return
-        assert self._sender is not None
+        assert self._delivery is not None
         self._flush()
         self._put_exception(micro_step, error)
         # Whoever starts the ranks kills them all as soon as this one ends.
-        self._sender.settle(self._config.rankd.exit_timeout)
+        self._delivery.settle()
         raise error
 
     # -- putting ------------------------------------------------------------------------------------------------------
@@ -373,6 +345,20 @@ class Agent:
         if frames:
             self._put_block(step, micro_step, frames)
         self._reaction.found(remark.anomaly for remark in measured.remarks)
+
+    def _log(self, name: str, value: object, level: Level) -> None:
+        if not self._active:
+            return
+        number = value if type(value) is float else read_scalar(value, name)
+        part = scalar_part(name, level, number)
+        if self._inside_step:
+            assert self._delivery is not None
+            at = (self._step, self._micro_step + 1 if level is Level.MICRO_STEP else None)
+            self._delivery.outbox.hold(part, at, time.time())
+        elif self._step == 0:
+            self._early.append(Frame.scalar(name, number))
+        else:
+            self._put_block(self._step, None, [Frame.scalar(name, number)], complete=False, addendum=True)
 
     def _put_note(self, micro_step: int | None, kind: str, text: str) -> None:
         self._put([encode_item(Note(0, self._step or None, micro_step, kind, text, time.time()))])
@@ -396,17 +382,14 @@ class Agent:
             self._tables = ids
 
     def _put(self, raws: list[bytes], records: int = 0, at: tuple[int, int | None] | None = None) -> bool:
-        assert self._outbox is not None
-        assert self._sender is not None
-        accepted = self._outbox.put(raws, records=records, at=at)
-        self._sender.wake()
-        return accepted
+        assert self._delivery is not None
+        return self._delivery.put(raws, records, at)
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
     @property
     def _active(self) -> bool:
-        return self._sender is not None and not self._closed and self._pid == os.getpid()
+        return self._delivery is not None and not self._closed and self._pid == os.getpid()
 
     def _identify(self, rank: int | None, world_size: int | None) -> Identity | None:
         try:
@@ -417,54 +400,26 @@ class Agent:
         return None if who is None or is_helper(who, rank) else who
 
     def _start(self, who: Identity, total_steps: int | None, about: Mapping[str, object] | None) -> None:
-        rankd = self._config.rankd
-        finder = EndpointFinder(rankd.endpoint, os.environ, Path(rankd.output))
+        profiler = self._config.profiler
         if who.rank == 0:
-            for notice in self._config.notices:
+            for notice in (*self._config.notices, *profiler.warnings(who.world_size)):
                 log.warning("%s", notice)
-            if rankd.start_collector and "RANKD_ENDPOINT" not in os.environ:
-                start_collector(rankd, known_as(os.environ, who.world_size, socket.gethostname()))
-        told = {**facts(self._config, who, about), "job": job_of(os.environ)}
-        hello = introduction(who, total_steps, told)
-        self._leftovers = Leftovers(rankd.spool.place(rankd.output), who.rank, finder)
-        store, hello = open_store(rankd, hello)
-        self._spool = hello.about.get(ABOUT_SPOOL)
-        self._outbox = Outbox(store)
-        find = self._leftovers.find_endpoint
         where = lambda: (self._step, self._micro_step)  # noqa: E731
-        commands = Commands(hello.session, finder.key)
-        commands.on(SAMPLE, self._resampling)
-        commands.on(STACKS, StackDump(where))
-        self._sender = Sender(self._outbox, hello, find, where=finder.where, position=where, obey=commands.obey)
-        self._sender.start()
-        self._leftovers.start()
-        self._plan_profile(who)
+        delivery = Delivery(self._config.rankd, who, total_steps, facts(self._config, who, about), where)
+        self._profiles = Participant(
+            who.rank, profiler, lambda body: delivery.report(Report(KIND, body)), cwd=Path.cwd()
+        )
+        delivery.commands.on(SAMPLE, self._resampling)
+        delivery.commands.on(STACKS, StackDump(where))
+        delivery.commands.on(KIND, self._profiles.command)
+        delivery.start()
+        self._delivery = delivery
         atexit.register(self._close_at_exit)
 
-    def _plan_profile(self, who: Identity) -> None:
-        config = self._config.profiler
-        if not config.enable_profiling:
-            return
-        if who.rank == 0:
-            for warning in config.warnings(who.world_size):
-                log.warning("%s", warning)
-        if config.chooses(who.rank):
-            options = ProfilerOptions(
-                config.profiler_level, config.mstx, config.profile_memory, config.profile_cpu, config.with_stack
-            )
-            window = Window(config.start_step, config.end_step)
-            self._profile = ProfilerSession(window, options, config.directory(who.rank, Path.cwd()))
-
-    def _tell_profile(self) -> None:
-        """A line in the log once the session has come to its end."""
-        report = None if self._profile is None else self._profile.report
-        if report is None or not report.state.final or self._profile_told:
-            return
-        self._profile_told = True
-        steps = f"steps {report.steps[0]}..{report.steps[-1]}" if report.steps else "no steps"
-        where = f", {report.bytes} bytes in {report.path}" if report.path else ""
-        why = f" ({report.reason})" if report.reason else ""
-        self._put_note(None, "profile", f"{report.state.value}: {steps}{where}{why}")
+    def _tell_profiles(self) -> None:
+        """A line in the log for each session that has come to its end."""
+        for note in self._profiles.notes() if self._profiles is not None else ():
+            self._put_note(None, KIND, note)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -489,7 +444,7 @@ class Agent:
     @property
     def connected(self) -> bool:
         """Whether the collector has welcomed this rank and is heard."""
-        return self._sender is not None and self._sender.state is LinkState.JOINED
+        return self._delivery is not None and self._delivery.connected
 
     @property
     def errors(self) -> Mapping[str, int]:

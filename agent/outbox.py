@@ -1,12 +1,17 @@
 """What this process has produced and the collector has not yet acknowledged, in the order of its numbers.
 
-No socket, no file, no clock. The bytes of the items lie in a `Store`: `MemoryStore` here, or `spool.Spool`, which
-outlives the process. The outbox keeps the numbers, the window and the counts.
+No socket, no file, no clock. The bytes of the items lie in a `Store`; the outbox keeps the numbers, the window and the
+counts.
 
-How two threads share it: the training thread calls `put`, `drop` and `finish`; the sender thread calls `take`, `acked`
-and `rewind`. One lock protects the index (the two queues, the numbers, the counts) and the store's room; it is held for
-the time of one append or of moving entries from one queue to the other. `take` reads the bytes after it has released
-the lock: only `acked` and `rewind` free them, and those belong to the same thread as `take`.
+Scalars that come one by one (`hold`) are gathered into a block for each position, which is put before anything else
+is. Until then the store has them jotted down, each with the number that its block will have, so they are as safe as
+what was put.
+
+How two threads share it: the training thread calls `put`, `hold`, `drop` and `finish`; the sender thread calls `take`,
+`acked` and `rewind`. One lock protects the index (the two queues, what is gathered, the numbers, the counts) and the
+store's room; it is held for the time of one append or of moving entries from one queue to the other. `take` reads the
+bytes after it has released the lock: only `acked` and `rewind` free them, and those belong to the same thread as
+`take`.
 """
 
 from __future__ import annotations
@@ -16,24 +21,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TypeAlias
 
+from ..collector.protocol.assembly import block_head, join_block
 from ..collector.protocol.errors import ProtocolError
+from ..collector.protocol.items import MAX_FRAMES_PER_BLOCK
 from ..collector.protocol.wire import Gap, Goodbye, encode_item, number_item
+from .store import RESERVE_BYTES, Entry, Store
 
-__all__ = [
-    "BATCH_BYTES",
-    "LEAST_STORE_BYTES",
-    "MAX_HELD_ITEMS",
-    "RESERVE_BYTES",
-    "WINDOW_BYTES",
-    "At",
-    "Entry",
-    "MemoryStore",
-    "Outbox",
-    "OutboxStatistics",
-    "Store",
-]
+__all__ = ["BATCH_BYTES", "MAX_HELD_ITEMS", "WINDOW_BYTES", "At", "Outbox", "OutboxStatistics"]
 
 # At most this much is on its way and not acknowledged. 1,024 ranks that catch up at once then ask at most 1 GiB of the
 # collector's queues, and one rank over a link of 1 ms still moves 1 GB/s.
@@ -44,101 +40,12 @@ BATCH_BYTES = 2**18
 _BATCH_ITEMS = 32_768
 # The index costs some 200 bytes an item in memory wherever the bytes are, so tiny items are bounded by number: 50 MB.
 MAX_HELD_ITEMS = 2**18
-# Kept free for the end: a gap for each cause (at most 125 bytes) and the goodbye (at most 1,200), with the stores' own
-# costs. Whatever happened before, the process can say how much it lost.
-RESERVE_BYTES = 4_096
 _MAX_CAUSES = 8
 _OTHER_CAUSES = "other"
 _MAX_CAUSE_BYTES = 64
 _MAX_REASON_BYTES = 512
-# A store below this would refuse nearly everything.
-LEAST_STORE_BYTES = 4 * RESERVE_BYTES
-
 At: TypeAlias = "tuple[int, int | None]"
 """A place in training as the wire has it: (step, micro_step or None)."""
-
-
-class Entry(NamedTuple):
-    """One stored item: its number, where the store has it, and its length in bytes."""
-
-    seq: int
-    where: int
-    size: int
-
-
-class Store(Protocol):
-    """Where the bytes of the items lie, oldest first. The outbox calls it under its lock, except for `read`."""
-
-    full_cause: str
-    """What a refusal for want of room is called in counts and gaps."""
-
-    def cost(self, size: int) -> int:
-        """How much of `room` an item of `size` bytes takes."""
-
-    def room(self) -> int:
-        """The bytes that are free."""
-
-    def append(self, seq: int, raw: bytes, after: Entry | None) -> Entry:
-        """Keep an item that fits, behind `after` (None: nothing is held); what lay there counts no more."""
-
-    def read(self, entry: Entry) -> bytes:
-        """The bytes of an item that has not been freed."""
-
-    def free(self, entry: Entry) -> None:
-        """Forget this item and all before it."""
-
-    def close(self, *, delivered: bool) -> None:
-        """Give up the resources; `delivered`: nothing is left that anybody needs."""
-
-    def abandon(self) -> None:
-        """This is the child of a fork: the store is the parent's. Let go without changing anything."""
-
-
-class MemoryStore:
-    """A store in the process's own memory; what it holds is lost with the process.
-
-    Raises:
-        ValueError: `limit` is below LEAST_STORE_BYTES.
-    """
-
-    full_cause = "outbox_full"
-    # A bytes object, its place in the index and in the dictionary, beside the bytes themselves.
-    _OVERHEAD = 128
-
-    def __init__(self, limit: int) -> None:
-        if limit < LEAST_STORE_BYTES:
-            raise ValueError(f"an outbox needs at least {LEAST_STORE_BYTES} bytes, got {limit}")
-        self._limit = limit
-        self._used = 0
-        self._raws: dict[int, bytes] = {}
-        self._oldest = 1
-
-    def cost(self, size: int) -> int:
-        return size + self._OVERHEAD
-
-    def room(self) -> int:
-        return self._limit - self._used
-
-    def append(self, seq: int, raw: bytes, after: Entry | None) -> Entry:  # noqa: ARG002 - the number is enough here
-        if (before := self._raws.get(seq)) is not None:
-            self._used -= self.cost(len(before))
-        self._raws[seq] = raw
-        self._used += len(raw) + self._OVERHEAD
-        return Entry(seq, seq, len(raw))
-
-    def read(self, entry: Entry) -> bytes:
-        return self._raws[entry.seq]
-
-    def free(self, entry: Entry) -> None:
-        for seq in range(self._oldest, entry.seq + 1):
-            self._used -= self.cost(len(self._raws.pop(seq)))
-        self._oldest = entry.seq + 1
-
-    def close(self, *, delivered: bool) -> None:  # noqa: ARG002 - memory is given up either way
-        self._raws.clear()
-
-    def abandon(self) -> None:
-        self._raws = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +79,19 @@ class _Pending:
     last: At
 
 
+@dataclass(slots=True)
+class _Gathered:
+    """The block that the scalars of one position are gathered into."""
+
+    seq: int
+    head: bytes
+    parts: list[bytes]
+
+
+# A block without its parts: at most three numbers of 9 bytes, a time, and some headers.
+_LARGEST_HEAD = 64
+
+
 class Outbox:
     """The items between the training thread and the collector's journal.
 
@@ -190,6 +110,9 @@ class Outbox:
         self._produced = 0
         self._dropped: dict[str, int] = {}
         self._pending: dict[str, _Pending] = {}
+        self._gathered: dict[At, _Gathered] = {}
+        # What the store will take for all of it.
+        self._gathered_cost = 0
         self._at: At = (1, None)
         self._finished = False
         self._abandoned = False
@@ -221,6 +144,7 @@ class Outbox:
         if self._abandoned:
             return False
         with self._lock:
+            self._settle()
             self._produced += records
             self._at = at = at or self._at
             cause = self._refusal()
@@ -228,9 +152,32 @@ class Outbox:
                 numbered = self._number([*self._gaps(), *raws])
                 if self._cost(numbered) + RESERVE_BYTES <= self._store.room():
                     self._append(numbered)
+                    self._pending.clear()
                     return True
                 cause = self._store.full_cause
             self._count_drop(cause, records, at)
+            return False
+
+    def hold(self, part: bytes, at: At, time: float) -> bool:
+        """Accept one scalar (`assembly.scalar_part`) into the block of position `at`, which goes before the next `put`.
+
+        Args:
+            part: the encoded scalar.
+            at: a position that is not completed yet.
+            time: the block's, if this is its first.
+
+        Returns:
+            False: refused and counted.
+        """
+        if self._abandoned:
+            return False
+        with self._lock:
+            self._produced += 1
+            self._at = at
+            cause = self._refusal()
+            if cause is None and self._hold(part, at, time):
+                return True
+            self._count_drop(cause or self._store.full_cause, 1, at)
             return False
 
     def drop(self, cause: str, records: int, at: At | None = None) -> None:
@@ -249,11 +196,13 @@ class Outbox:
         with self._lock:
             if self._finished:
                 return
+            self._settle()
             text = reason.encode(errors="replace")[:_MAX_REASON_BYTES].decode(errors="ignore")
             goodbye = Goodbye(0, text, self._produced, dict(self._dropped), time)
             numbered = self._number([*self._gaps(), encode_item(goodbye)])
             assert self._cost(numbered) <= self._store.room(), "the reserve is too small for the end"
             self._append(numbered)
+            self._pending.clear()
             self._finished = True
 
     # -- the sender thread --------------------------------------------------------------------------------------------
@@ -373,6 +322,7 @@ class Outbox:
         # The parent's sender may have held it at the moment of the fork; nobody here would release it.
         self._lock = threading.Lock()
         self._unsent, self._in_flight = deque(), deque()
+        self._gathered = {}
         self._store.abandon()
 
     # -- inside, under the lock ---------------------------------------------------------------------------------------
@@ -381,6 +331,44 @@ class Outbox:
         if self._finished:
             return "finished"
         return "outbox_full" if self.held_items >= MAX_HELD_ITEMS else None
+
+    def _hold(self, part: bytes, at: At, time: float) -> bool:
+        """False: no room."""
+        if self._pending and not self._put_gaps(self._store.cost(_LARGEST_HEAD + len(part))):
+            return False
+        for _ in range(2):
+            block, parts, more = self._gathered.get(at), [part], len(part)
+            if block is None:
+                block = _Gathered(self._last() + 1 + len(self._gathered), block_head(*at, time), [])
+                parts, more = [block.head, part], self._store.cost(_LARGEST_HEAD) + more
+            if self._gathered_cost + more + RESERVE_BYTES > self._store.room():
+                return False
+            if len(block.parts) < MAX_FRAMES_PER_BLOCK and self._store.jot(block.seq, parts):
+                self._gathered[at] = block
+                self._gathered_cost += more
+                block.parts.append(part)
+                return True
+            self._settle()
+        return False
+
+    def _put_gaps(self, after: int) -> bool:
+        """Put the gaps that are due, if `after` has room as well."""
+        # The numbers of what is gathered are given: nothing may come in between.
+        self._settle()
+        gaps = self._number(self._gaps())
+        if self._cost(gaps) + after + RESERVE_BYTES > self._store.room():
+            return False
+        self._append(gaps)
+        self._pending.clear()
+        return True
+
+    def _settle(self) -> None:
+        """Append what is gathered; there is room for it, since `hold` has accepted it."""
+        if self._gathered:
+            blocks = [join_block(block.head, block.parts) for block in self._gathered.values()]
+            self._append(self._number(blocks))
+            self._gathered.clear()
+            self._gathered_cost = 0
 
     def _count_drop(self, cause: str, records: int, at: At) -> None:
         known = self._dropped
@@ -420,5 +408,4 @@ class Outbox:
             newest = self._store.append(seq, raw, newest)
             entries.append(newest)
         self._unsent.extend(entries)
-        self._pending.clear()
         self._held_bytes += sum([entry.size for entry in entries])

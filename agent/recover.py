@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..collector.config import SpoolConfig
+from ..collector.protocol.about import OWN_COLLECTOR
 from ..collector.protocol.errors import ConfigError, ProtocolError
 from ..collector.protocol.wire import Hello
 from .discovery import EndpointFinder
@@ -76,6 +77,7 @@ def deliver(
     *,
     timeout: float,
     stop: threading.Event | None = None,
+    chosen: bool = False,
 ) -> Recovered:
     """Deliver what a spool still holds, and remove it when its collector has stored all of it.
 
@@ -84,6 +86,7 @@ def deliver(
         finder: gives, for the process that has left it, what tells its collector's endpoint.
         timeout: seconds it may take.
         stop: set by somebody else to end it early; what was not delivered stays in the file.
+        chosen: somebody has chosen the collector, so that it need not be the one for the process's output directory.
     """
     try:
         spool = Spool.open(path)
@@ -95,6 +98,8 @@ def deliver(
         return Recovered(path, Fate.LEFT, f"cannot be read: {e}")
     outbox = Outbox.recovered(spool, spool.entries, spool.next_seq)
     who = spool.hello
+    if chosen:
+        who = replace(who, about={name: told for name, told in who.about.items() if name != OWN_COLLECTOR})
     text = f"rank {who.rank} of {who.world_size} (process {who.pid} on {who.host})"
     try:
         held = outbox.held_items
@@ -240,13 +245,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("say which spool files, or with --output of which run")
     finder = functools.partial(_finder, args.output, args.endpoint)
     stop = None if args.parent is None else _end_of(args.parent)
+    chosen = args.output is not None or args.endpoint is not None
     fates = set()
     if args.paths:
         paths = [path for each in args.paths for path in (find_spools(each) if each.is_dir() else [each])]
     else:
         paths = find_spools(SpoolConfig().place(args.output))
     for path in _oldest_first(paths):
-        done = deliver(path, finder, timeout=args.timeout, stop=stop)
+        done = deliver(path, finder, timeout=args.timeout, stop=stop, chosen=chosen)
         print(done, flush=True)
         fates.add(done.fate)
     if not fates:

@@ -353,11 +353,12 @@ class Sender:
     def _send_data(self, now: float) -> None:
         if now < self._send_again_at and self._deadline is None:
             return
+        # Before the data: the last of that is the goodbye, after which a collector may end.
+        while self._reports and self._link.may_send:
+            self._say(encode_message(self._reports.popleft()))
         while self._link.may_send and (items := self._outbox.take()):
             self._send_again_at = now + SEND_SPACING
             self._say(encode_message(Data(items)))
-        while self._reports and self._link.may_send:
-            self._say(encode_message(self._reports.popleft()))
 
     def _sleep(self, now: float) -> None:
         until = self._link.next_at()

@@ -9,10 +9,12 @@ system call for an append. It does not survive the machine.
     64    tail A      where the oldest live record starts, its number; checksum
     96    tail B      the same; written alternately, so that one is whole whenever the process dies
     128   hello       the encoded Hello of this process: all that is needed to deliver the rest later
+    4096m notebook    parts of the item that comes next: length, checksum of all else, the item's number, part
     4096n ring        records: length, checksum of all else, number, payload; one may go on at the ring's start
 
 Offsets only ever grow (the place is `offset % capacity`), and so do the numbers: what a former lap left behind never
-has the number that is expected next, and recovery stops there.
+has the number that is expected next, and recovery stops there. The same goes for the notebook: parts of an item that
+the ring has by now bear a number that has passed. A file without a notebook (n = m) is of an older rankd.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..collector.protocol.assembly import join_block
 from ..collector.protocol.errors import ProtocolError, VersionError
-from ..collector.protocol.wire import MAX_ITEM_BYTES, Hello, decode_message, encode_message
-from .outbox import LEAST_STORE_BYTES, Entry
+from ..collector.protocol.wire import MAX_ITEM_BYTES, Hello, decode_message, encode_message, number_item
+from .store import LEAST_STORE_BYTES, Entry
 
 __all__ = ["SPOOL_SUFFIX", "SPOOL_VERSION", "Spool", "find_spools", "owner", "remove_unfinished"]
 
@@ -51,6 +54,8 @@ _HELLO_PLACE = 128
 _RECORD = struct.Struct("<IIQ")
 _RECORD_HEAD = struct.Struct("<IQ")
 _PAGE = 4_096
+# Some 2,000 scalars; when it is full they go into the ring as a block, and it begins anew.
+_NOTEBOOK_BYTES = 2**17
 # A hello carries at most 64 facts; a header beyond this is not ours.
 _MAX_HELLO_BYTES = 2**17
 
@@ -74,6 +79,8 @@ class Spool:
         """The number after the last that `open` found."""
         self._lock_fd = lock_fd
         self._start = ring_start
+        self._notebook = 0
+        self._jotted = 0
         self._capacity = capacity
         self._head = 0
         self._tail = 0
@@ -105,7 +112,7 @@ class Spool:
         if size < LEAST_STORE_BYTES:
             raise ValueError(f"a spool needs at least {LEAST_STORE_BYTES} bytes, got {size}")
         about = encode_message(hello)
-        ring_start = -(-(_HELLO_PLACE + len(about)) // _PAGE) * _PAGE
+        ring_start = _notebook_start(len(about)) + _NOTEBOOK_BYTES
         unfinished = path.with_name(path.name + _UNFINISHED_SUFFIX)
         fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -149,6 +156,7 @@ class Spool:
         except BaseException:
             os.close(fd)
             raise
+        spool._notebook = spool._jotted = _notebook_start(len(about))
         spool._recover()
         return spool
 
@@ -167,7 +175,20 @@ class Spool:
         self._write(where + _RECORD.size, raw)
         self._write(where, _RECORD.pack(size, total, seq))
         self._head = where + _RECORD.size + size
+        # What was jotted down belongs to this item, or to the next ones of the same call.
+        self._jotted = self._notebook
         return Entry(seq, where, size)
+
+    def jot(self, seq: int, parts: Sequence[bytes]) -> bool:
+        if self._jotted + sum([_RECORD.size + len(part) for part in parts]) > self._start:
+            return False
+        for part in parts:
+            size = len(part)
+            total = zlib.crc32(part, zlib.crc32(_RECORD_HEAD.pack(size, seq)))
+            end = self._jotted + _RECORD.size + size
+            self._map[self._jotted : end] = _RECORD.pack(size, total, seq) + part
+            self._jotted = end
+        return True
 
     def read(self, entry: Entry) -> bytes:
         return self._read(entry.where + _RECORD.size, entry.size)
@@ -218,6 +239,7 @@ class Spool:
 
     def _write_header(self, about: bytes) -> None:
         self._write_tail(0, 1)
+        self._notebook = self._jotted = _notebook_start(len(about))
         self._map[_HELLO_PLACE : _HELLO_PLACE + len(about)] = about
         head = _HEADER.pack(_MAGIC, SPOOL_VERSION, self._start, self._capacity, len(about))
         whole = head + _HEADER_SUM.pack(zlib.crc32(about, zlib.crc32(head)))
@@ -262,8 +284,28 @@ class Spool:
             offset += _RECORD.size + size
             seq += 1
         self._head = offset
+        for raw in self._read_notebook(seq):
+            entries.append(self.append(seq, number_item(raw, seq), entries[-1] if entries else None))
+            seq += 1
         self.entries = entries
         self.next_seq = seq
+
+    def _read_notebook(self, seq: int) -> list[bytes]:
+        """The items, `seq` and the next ones, whose parts were jotted down and that were never appended."""
+        items: dict[int, list[bytes]] = {}
+        place = self._notebook
+        while place + _RECORD.size <= self._start:
+            size, total, found = _RECORD.unpack_from(self._map, place)
+            end = place + _RECORD.size + size
+            if end > self._start or not seq <= found <= seq + len(items):
+                break
+            part = self._map[place + _RECORD.size : end]
+            if zlib.crc32(part, zlib.crc32(_RECORD_HEAD.pack(size, found))) != total:
+                break
+            items.setdefault(found, []).append(part)
+            place = end
+        # The process may have died between a head and its first part.
+        return [join_block(head, parts) for head, *parts in items.values() if parts]
 
 
 def find_spools(directory: Path, rank: int | None = None) -> list[Path]:
@@ -296,6 +338,10 @@ def remove_unfinished(directory: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _UNFINISHED_AGE:
                 path.unlink()
+
+
+def _notebook_start(hello_bytes: int) -> int:
+    return -(-(_HELLO_PLACE + hello_bytes) // _PAGE) * _PAGE
 
 
 def _read_header(path: Path, fd: int) -> tuple[int, int, bytes]:

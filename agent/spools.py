@@ -13,8 +13,8 @@ from pathlib import Path
 from ..collector.config import RankdConfig
 from ..collector.protocol.errors import RankdError
 from ..collector.protocol.wire import Hello
-from .outbox import MemoryStore, Store
 from .spool import SPOOL_SUFFIX, Spool
+from .store import MemoryStore, Store
 
 __all__ = ["ABOUT_OUTPUT", "ABOUT_SPOOL", "open_store", "private_directory", "tidy", "what_is_left"]
 

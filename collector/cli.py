@@ -26,6 +26,7 @@ _COMMANDS = {
     "stacks": (".stacksview", "where each rank is at this moment, for training that stands still"),
     "export": (".export", "a run's records at full precision, as JSON Lines, CSV or Parquet"),
     "parse": (".parsing", "text logs, also MindFormers' own, as records"),
+    "profile": ("..profiler_ctl.cli", "profile chosen ranks while they train: start, status, stop, list, summary"),
     "check": ("..agent.checking", "say what a training YAML comes to: errors, what is recorded, how much"),
     "recover": ("..agent.recover", "deliver what killed processes have left in their spool files"),
     "verify": (".verify", "prove from the files alone that a run's logs are whole, in order, without a double"),

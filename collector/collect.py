@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import RankdConfig, output_of
+from .memory import keep_freed_memory
 from .protocol.checks import printable
 from .protocol.errors import ConfigError, RankdError
 from .server import Collector
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     in spool files, 128+N: signal N.
     """
     _set_up_logging()
+    keep_freed_memory()
     config = RankdConfig.from_mapping(_section(args))
     changes = {key: value for key in ("output", "endpoint") if (value := getattr(args, key)) is not None}
     config = dataclasses.replace(config, **changes)

@@ -38,7 +38,16 @@ from .settings import (
     subsection,
 )
 
-__all__ = ["AlertConfig", "JournalConfig", "LogsConfig", "OutputConfig", "RankdConfig", "SpoolConfig", "output_of"]
+__all__ = [
+    "AlertConfig",
+    "JournalConfig",
+    "LogsConfig",
+    "OutputConfig",
+    "ProfileConfig",
+    "RankdConfig",
+    "SpoolConfig",
+    "output_of",
+]
 
 # One micro-step of a few hundred parameters takes some 10 kB; a smaller spool would drop even that.
 _MIN_SPOOL = 64 * KIB
@@ -315,6 +324,22 @@ class AlertConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileConfig(Settings):
+    """`rankd.profile`: what profiling on demand (`rankd profile`) may cost one run.
+
+    Attributes:
+        sessions: so many sessions; 0 switches it off.
+        size: bytes of all that is profiled, the configuration's window too; None: no limit.
+    """
+
+    dotted: ClassVar[str] = "rankd.profile"
+
+    # The collector's checkpoints keep 64 decisions of a kind.
+    sessions: int = setting(integer(0, 60), 50)
+    size: int | None = setting(optional(byte_size(low=0)), None)
+
+
+@dataclass(frozen=True, slots=True)
 class RankdConfig(Settings):
     """The `rankd:` section: where the logs go, and how agents and collector treat each other.
 
@@ -336,6 +361,7 @@ class RankdConfig(Settings):
         spool: see SpoolConfig.
         journal: see JournalConfig.
         logs: rotation of the text logs; see LogsConfig.
+        profile: see ProfileConfig.
         outputs: where records go besides the text logs; see OutputConfig.
         alerts: what is told as an anomaly, besides nan and inf; see AlertConfig.
         on_anomaly: what else becomes of an anomaly: `log`, nothing; `stop`, `AnomalyError` is raised into the training
@@ -357,6 +383,7 @@ class RankdConfig(Settings):
     spool: SpoolConfig = setting(subsection(SpoolConfig), SpoolConfig())
     journal: JournalConfig = setting(subsection(JournalConfig), JournalConfig())
     logs: LogsConfig = setting(subsection(LogsConfig), LogsConfig())
+    profile: ProfileConfig = setting(subsection(ProfileConfig), ProfileConfig())
     outputs: tuple[OutputConfig, ...] = setting(list_of(subsection(OutputConfig)), ())
     alerts: tuple[AlertConfig, ...] = setting(list_of(subsection(AlertConfig)), ())
     on_anomaly: str = setting(choice("log", "stop"), "log")

@@ -124,6 +124,11 @@ class Connections:
         known.offences += 1
         return known if known.offences >= MOST_OFFENCES else None
 
+    def fd(self, peer: bytes) -> int | None:
+        """The descriptor of a peer's connection; None: it is not known."""
+        known = self._by_peer.get(peer)
+        return None if known is None else known.fd
+
     def address(self, peer: bytes) -> str:
         """Where a peer is, for messages."""
         known = self._by_peer.get(peer)

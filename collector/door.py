@@ -206,13 +206,30 @@ class Door:
 
     def refuse(self, peer: bytes, reason: str, who: str, why: str) -> None:
         """Count and tell what was refused; a peer that goes on with it is shut out."""
-        self._count(reason, f"{who}: {why}")
+        self.count(reason, f"{who}: {why}")
         if (offender := self._connections.offended(peer)) is not None:
             self._shut(offender)
+
+    def count(self, reason: str, text: str) -> None:
+        """One more was turned away; the first ones of a reason are told."""
+        self.refusals[reason] += 1
+        if self.refusals[reason] <= _MOST_WARNINGS:
+            log.warning("refused (%s) %s", reason, printable(text, line=True))
 
     def address(self, peer: bytes) -> str:
         """Where a peer is, for messages."""
         return self._connections.address(peer)
+
+    def is_local(self, peer: bytes) -> bool:
+        """Whether a peer speaks from an address of this machine, to that same address."""
+        fd = self._connections.fd(peer)
+        if fd is None:
+            return False
+        try:
+            with _borrowed(fd) as socket:
+                return bool(socket.getpeername()[0] == socket.getsockname()[0])
+        except (OSError, IndexError):
+            return False
 
     # -- connections --------------------------------------------------------------------------------------------------
 
@@ -240,17 +257,17 @@ class Door:
             self._leaving[gone.peer] = None
         elif failed or gone is not None:
             address = gone.address if gone is not None and gone.address else "an unknown address"
-            self._count(failed or "no message", address)
+            self.count(failed or "no message", address)
 
     def _sweep(self, now: float) -> None:
         """Shut out who costs too much."""
         received = {c.fd: n for c in self._connections if c.address and (n := _received(c.fd)) is not None}
         for connection in self._connections.hoarders(received, now):
-            self._count("endless message", connection.address)
+            self.count("endless message", connection.address)
             self._shut(connection)
         for connection in self._connections.due(now):
             if connection.peer is not None:
-                self._count("no hello", connection.address)
+                self.count("no hello", connection.address)
             self._shut(connection)
 
     def _shut(self, connection: Connection) -> None:
@@ -261,11 +278,6 @@ class Door:
                 socket.shutdown(sockets.SHUT_RDWR)
         if not connection.address:
             self._connections.closed(connection.fd)
-
-    def _count(self, reason: str, text: str) -> None:
-        self.refusals[reason] += 1
-        if self.refusals[reason] <= _MOST_WARNINGS:
-            log.warning("refused (%s) %s", reason, printable(text, line=True))
 
 
 def _most_connections() -> int:

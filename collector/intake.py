@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .protocol.errors import ProtocolError
+from .protocol.errors import LimitError, ProtocolError
 from .protocol.records import NameTable, Position
 from .protocol.wire import (
     Block,
@@ -172,11 +172,14 @@ class Intake:
         """Why this process cannot join now; None: it can. `alive` tells whether a session's process is still heard.
 
         What a process that is gone has left in its spool is always taken: it disturbs nobody.
+
+        Raises:
+            LimitError: the run has had too many processes.
         """
         if hello.session in self._by_token:
             return self._objection_to_return(hello)
         if len(self.sessions) >= MAX_SESSIONS:
-            return Refused(f"this run has had {MAX_SESSIONS} processes; start one with another output", retry=False)
+            raise LimitError(f"this run has had {MAX_SESSIONS} processes; start one with another output")
         if hello.recovered:
             return None
         older = self._current.get(hello.rank)

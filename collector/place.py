@@ -14,8 +14,10 @@ from importlib import metadata
 from pathlib import Path
 
 from .description import Writer
+from .protocol.about import OWN_COLLECTOR
 from .protocol.errors import ConfigError, RankdError
 from .protocol.keys import RunKey
+from .protocol.wire import Hello, Refused
 
 __all__ = ["INNER", "JOURNAL", "Place", "holder"]
 
@@ -93,6 +95,10 @@ class Place:
         """Write the status file; OSError: not possible now, the former one stays."""
         _write_whole(self.inner / "status.json", status, 0o644)
 
+    def tell_profiles(self, sessions: str) -> None:
+        """Write the file about profiling sessions; OSError: not possible now, the former one stays."""
+        _write_whole(self.inner / "profile.json", sessions, 0o644)
+
     def writer(self, run: str) -> Writer:
         """This process, as it signs what it describes."""
         versions = {"python": platform.python_version()}
@@ -101,6 +107,18 @@ class Place:
         except metadata.PackageNotFoundError:  # run from a checkout that is not installed
             versions["rankd"] = "unknown"
         return Writer(run, socket.gethostname(), os.getpid(), time.time(), versions)
+
+    def objection(self, hello: Hello, endpoint: str) -> Refused | None:
+        """What is said to a process of this machine whose job has a collector of its own for another directory."""
+        wanted, own = hello.about.get(OWN_COLLECTOR), os.path.realpath(self.output)
+        if wanted is None or wanted == own:
+            return None
+        return Refused(
+            f"two jobs meet at {endpoint}: this is the collector for {own}, and process {hello.pid} on {hello.host} "
+            f"has rankd.output {wanted}. Give each job a port of its own in rankd.endpoint, or leave that out; where "
+            "they are to share a collector, set rankd.start_collector to False in the one that does not start it",
+            retry=True,
+        )
 
     def withdraw(self) -> None:
         """Remove the connection file and let go of the directory."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .entries import Checkpoint
+from .memory import keep_freed_memory
 from .protocol.errors import RankdError
 from .replay import Replay
 from .run import Released
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Rebuild and say what was made; 0: done."""
+    keep_freed_memory()
     with progress_line("rebuilding") as show:
         replay = rebuild(args.output, args.into, show)
     if replay.tail.size:

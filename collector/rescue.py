@@ -11,6 +11,7 @@ The subprocess, and not this process, opens the files: the collector does not de
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import math
 import os
@@ -204,8 +205,12 @@ class Rescue:
         return found
 
     def _start(self, path: Path, case: _Case, now: float) -> None:
-        command = [sys.executable, "-m", "rankd.collector", "recover", str(path), "--output", str(self._output)]
         case.tried_at = now
+        if _is_held(path):
+            # Said without a start of Python: a busy machine, on which all ranks fall silent, has none to spare.
+            self._put_off(case, _ALIVE, now)
+            return
+        command = [sys.executable, "-m", "rankd.collector", "recover", str(path), "--output", str(self._output)]
         try:
             case.recover = subprocess.Popen(  # noqa: S603 - our own command, no shell
                 [*command, "--timeout", str(_TIMEOUT), "--parent", str(os.getpid())],
@@ -219,6 +224,11 @@ class Rescue:
             log.warning("cannot start `rankd recover %s`: %s", path, e)
             case.again_at = now + case.delay
 
+    @staticmethod
+    def _put_off(case: _Case, status: int, now: float) -> None:
+        case.status = status
+        case.again_at, case.delay = now + case.delay, min(2 * case.delay, _AGAIN_MOST)
+
     def _ended(self, case: _Case, now: float) -> int | None:
         """The exit status of a delivery that has ended since the last time."""
         recover = case.recover
@@ -226,12 +236,27 @@ class Rescue:
             return None
         # A few lines, which fit the pipe: this does not wait.
         said, _ = recover.communicate()
-        status = case.status = recover.returncode
+        status = recover.returncode
         case.recover = None
-        case.again_at, case.delay = now + case.delay, min(2 * case.delay, _AGAIN_MOST)
+        self._put_off(case, status, now)
         level = logging.DEBUG if status == _ALIVE else logging.INFO
         log.log(level, "recover (status %d): %s", status, said.strip())
         return status
+
+
+def _is_held(path: Path) -> bool:
+    """Whether somebody holds the lock of a spool file: its own process, or another deliverer."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False  # what is wrong with it, `rankd recover` finds out and says
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _exists(path: Path) -> bool:

@@ -37,7 +37,7 @@ _MAX_DECISIONS = 64
 class RankState(enum.Enum):
     """Where a rank stands."""
 
-    EXPECTED = "expected"  # part of the world, not heard yet in this attempt
+    EXPECTED = "expected"  # part of the world, not heard yet in this attempt; or ended before, and awaited again
     LIVE = "live"
     LOST = "lost"  # silent for lost_after
     HELD_OUT = "held_out"  # alive, but held the others up for max_hold
@@ -292,8 +292,14 @@ class Run:
 
     def _lost(self, entry: Lost) -> Iterator[Released]:
         view = self.ranks[entry.rank]
-        view.state = RankState.LOST
         self._ordering.drop(entry.rank)
+        if view.state is RankState.EXPECTED and view.reason == DONE:
+            # A single rank was started again after the others had come to their end.
+            view.state = RankState.FINISHED
+            text = f"rank {entry.rank}: had ended, and did not come again for {entry.silent:.0f} s"
+            yield Comment(None, "rank_away", f"{text}; the log goes on without it")
+            return
+        view.state = RankState.LOST
         last = "never heard" if view.position is None else f"last at {view.position}"
         why = "its process is gone" if entry.gone else f"silent for {entry.silent:.0f} s"
         text = f"rank {entry.rank}: {why}, {last}; the log goes on without it"
@@ -307,7 +313,11 @@ class Run:
         yield Comment(None, "rank_held_out", text)
 
     def _back(self, entry: Back) -> Iterator[Released]:
-        self.ranks[entry.rank].state = RankState.LIVE
+        view = self.ranks[entry.rank]
+        if view.state is RankState.CLOSED:
+            # A process of a larger world, which outlives that: nobody waits for its end.
+            return
+        view.state = RankState.LIVE
         self._catch_up(entry.rank)
         yield Comment(None, "rank_back", f"rank {entry.rank}: heard again")
 

@@ -76,6 +76,10 @@ class Sampler:
         """Nothing is ever due."""
         return ()
 
+    def ending(self, _: Ranks, /) -> Sequence[Move]:
+        """What was chosen holds when training goes on."""
+        return ()
+
     def _decide(self, rates: Facts, steps: int | None, ranks: Ranks) -> Sequence[Move]:
         connected = ranks.connected()
         if not connected:

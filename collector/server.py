@@ -21,23 +21,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from ..profiler_ctl.asked import KIND
+from ..profiler_ctl.coordinator import Limits
+from ..profiler_ctl.part import ProfilingPart
 from .accounts import account_table
 from .config import RankdConfig
 from .description import describe, readable
 from .desk import Desk
 from .door import Door
-from .entries import Checkpoint, Decided, Ended, Entry, Opened, Stored, decode_entry, encode_entry
-from .fallbacks import Fallbacks
+from .entries import Decided, Ended, Entry, Opened, Stored
 from .intake import Session
-from .journal import Journal
+from .ledger import Ledger
 from .liveness import Liveness
-from .outputs import sink_of
 from .patience import PatientWriting, StopRequestedError
 from .place import Place
+from .profilefile import ProfileFile
 from .protocol.checks import printable
 from .protocol.errors import LimitError, ProtocolError, VersionError
 from .protocol.keys import RunKey
-from .protocol.steering import Decide, Move, Tell
+from .protocol.steering import Decide, Move, Part, Tell
 from .protocol.wire import (
     Ack,
     Ask,
@@ -54,9 +56,8 @@ from .protocol.wire import (
     encode_message,
 )
 from .rescue import Rescue
-from .run import RankState, Released, Run
+from .run import RankState
 from .sampler import SAMPLE, Sampler
-from .sinks.speclog import MERGED_LOG
 from .stacks import STACKS, StackRequests
 from .statusfile import StatusFile
 from .steering import RanksNow, Steering
@@ -116,26 +117,18 @@ class Collector:
     # -- startup ------------------------------------------------------------------------------------------------------
 
     def _begin(self, config: RankdConfig) -> None:
-        self._journal = Journal(
-            self._place.journal,
-            segment_size=config.journal.segment_size,
-            durability=config.journal.durability,
-            keep=config.journal.keep,
-        )
         self._status = StatusFile(self._place, config.beat_interval)
-        self._sink = sink_of(config, self._host_of, self._status.latest)
-        self._run = Run(self._journal.fetch)
         self._peers: dict[bytes, Session] = {}
         # Who delivers for a process that is gone: what comes from there does not make the rank look alive.
         self._deliverers: dict[bytes, Session] = {}
         self._signal = 0
         self._writing = PatientWriting(self._place.output, self._meanwhile)
-        self._fallbacks = Fallbacks()
         self._writer = self._place.writer(self._run_id)
         self._described: object = None
         # Spool files on this host that were not delivered when the run ended.
         self._left: list[Path] = []
-        self._recover()
+        self._ledger = Ledger(config, self._place.journal, self._status.latest, self._writing)
+        self._run = self._ledger.run
         lost = [rank for rank, view in self._run.ranks.items() if view.state is RankState.LOST]
         self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold, lost=lost)
         self._rescue = Rescue(
@@ -145,49 +138,12 @@ class Collector:
             spools=config.spool.place(config.output),
             beat_interval=config.beat_interval,
         )
-        self._steering = Steering({SAMPLE: Sampler(), STACKS: StackRequests()}, self._ranks_now)
+        profiling = ProfilingPart(Limits(config.profile.sessions, config.profile.size), config.beat_interval)
+        self._profiles = ProfileFile(self._place, profiling)
+        parts: dict[str, Part] = {SAMPLE: Sampler(), STACKS: StackRequests(), KIND: profiling}
+        self._steering = Steering(parts, self._ranks_now)
         self._steering.restore(self._run.decisions)
         self._desk = Desk(self._door, self._run_key, self._place.output, self._steering, self._steer)
-
-    def _recover(self) -> None:
-        """Make the run's state again from the journal, and complete what the logs miss."""
-        begun = False
-        for reference, payload in self._journal.replay(self._can_start_from, self._has_what_waits):
-            entry = decode_entry(payload)
-            if not begun:
-                begun = True
-                self._sink.resume(entry.sizes if isinstance(entry, Checkpoint) else {})
-                if isinstance(entry, Checkpoint):
-                    self._run = Run.thaw(entry.state, self._journal.fetch)
-                    needed = self._run.oldest_needed(otherwise=reference)
-                    self._fallbacks = Fallbacks(entry.sizes.get(MERGED_LOG, 0), needed)
-            if not isinstance(entry, Checkpoint):
-                self._write(self._run.apply(entry, reference))
-        self._sink.settle()
-        if self._run.intake.sessions:
-            log.info("recovered %d sessions from the journal", len(self._run.intake.sessions))
-
-    def _host_of(self, rank: int) -> str:
-        session = self._run.intake.current(rank)
-        return "" if session is None else session.hello.host
-
-    def _can_start_from(self, payload: bytes) -> bool:
-        """Not from a checkpoint that a log is shorter than (power failure, truncation): what is missing is rendered."""
-        checkpoint = decode_entry(payload)
-        return (
-            isinstance(checkpoint, Checkpoint)
-            and self._sink.reaches(checkpoint.sizes)
-            and self._has_what_waits(payload)
-        )
-
-    def _has_what_waits(self, payload: bytes) -> bool:
-        """What waited at this checkpoint can be read back (`rankd.journal.keep` may have deleted it)."""
-        checkpoint = decode_entry(payload)
-        if not isinstance(checkpoint, Checkpoint):
-            return False
-        run = Run.thaw(checkpoint.state, self._journal.fetch)
-        oldest = run.oldest_needed(otherwise=0)
-        return not oldest or self._journal.holds(oldest)
 
     @property
     def endpoint(self) -> str:
@@ -230,7 +186,9 @@ class Collector:
             before = now
             quiet_since = (quiet_since or now) if self._nobody_left() else None
             if quiet_since is not None and self._may_end(now, quiet_since):
-                self._commit([Ended()])
+                self._steer(self._steering.ending())
+                self._profiles.update(last=True)
+                self._ledger.commit([Ended()])
                 self._left = self._rescue.left()
                 self._desk.see_off()
                 return 1 if self._run.missing() or self._left else 0
@@ -241,9 +199,10 @@ class Collector:
             self._status.update(self._run, self._door.refusals, now)
             if drained:
                 self._describe()
-                self._commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
-                self._commit(self._rescue.due(now))
+                self._ledger.commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
+                self._ledger.commit(self._rescue.due(now))
                 self._steer(self._steering.tick())
+                self._profiles.update()
 
     def _may_end(self, now: float, quiet_since: float) -> bool:
         """All have said goodbye, or who has not stays away; and nothing lies on this host that could be fetched."""
@@ -251,10 +210,12 @@ class Collector:
         return waited and self._rescue.settled(now, quiet_since)
 
     def _nobody_left(self) -> bool:
-        """No rank is alive or expected."""
+        """All have said goodbye, or at least no rank is alive or expected; and the end is still to be written."""
+        if self._run.ended or self._run.finished:
+            return not self._run.ended
         waiting_states = (RankState.LIVE, RankState.EXPECTED, RankState.HELD_OUT)
         states = [view.state for view in self._run.ranks.values()]
-        return bool(states) and not self._run.ended and not any(state in waiting_states for state in states)
+        return bool(states) and not any(state in waiting_states for state in states)
 
     def _turn(self) -> bool:
         """Take what has arrived; True: there was no more."""
@@ -325,16 +286,20 @@ class Collector:
             reason = f"this is the collector of run {self._run_id} ({self._place.output}), not of run {hello.run}"
             self._send(peer, Refused(reason, retry=True))
             return
-        objection = self._run.intake.objection(hello, self._is_alive)
+        # Who names the run has read it in the output directory. Paths mean the same on both sides on one machine only.
+        doubtful = not hello.run and self._door.is_local(peer)
+        elsewhere = self._place.objection(hello, self.endpoint) if doubtful else None
+        objection = elsewhere or self._run.intake.objection(hello, self._is_alive)
         if objection is not None:
-            log.warning("refused rank %d: %s", hello.rank, objection.reason)
+            kind = "another claim on a rank" if elsewhere is None else "another job"
+            self._door.count(kind, f"rank {hello.rank}: {objection.reason}")
             self._send(peer, objection)
             return
         session = self._run.intake.session(hello.session)
         if session is None:
             if not self._door.may_open(peer):
                 raise LimitError("too many processes on one connection")
-            self._commit([Opened(hello)])
+            self._ledger.commit([Opened(hello)])
             if not hello.recovered:
                 self._liveness.rejoined(hello.rank, time.monotonic())
                 self._status.beats.forget(hello.rank)
@@ -364,7 +329,7 @@ class Collector:
         for move in moves:
             match move:
                 case Decide():
-                    self._commit([Decided(move.kind, move.key, move.facts, move.text)])
+                    self._ledger.commit([Decided(move.kind, move.key, move.facts, move.text)])
                 case Tell() if (peer := peers.get(move.rank)) is not None:
                     session = self._peers[peer].hello.session
                     self._send(peer, Command.proved(self._run_key, session, move.kind, move.facts))
@@ -383,7 +348,9 @@ class Collector:
         if not self._run.holds_too_much(session.rank):
             return True
         self._forget([peer])
-        self._send(peer, Refused(f"rank {session.rank} is too far ahead of others; it waits for them", retry=True))
+        reason = f"rank {session.rank} is too far ahead of others; it waits for them"
+        self._door.count("too far ahead", reason)
+        self._send(peer, Refused(reason, retry=True))
         return False
 
     def _data(self, session: Session, data: Data, entries: list[Entry]) -> None:
@@ -412,48 +379,12 @@ class Collector:
 
     def _store(self, entries: list[Entry], touched: dict[bytes, Session]) -> None:
         """Journal, acknowledge, apply and write; empties both arguments."""
-        references = self._append(entries)
+        references = self._ledger.append(entries)
         for peer, session in touched.items():
             self._send(peer, Ack(session.admitted))
-        self._apply(entries, references)
+        self._ledger.apply(entries, references)
         entries.clear()
         touched.clear()
-
-    def _commit(self, entries: list[Entry]) -> None:
-        """Journal, apply and write."""
-        self._apply(entries, self._append(entries))
-
-    def _append(self, entries: list[Entry]) -> list[int]:
-        payloads = [encode_entry(entry) for entry in entries]
-        references: list[int] = []
-        self._writing.until_possible("the journal", lambda: references.extend(self._journal.append(payloads)))
-        return references
-
-    def _apply(self, entries: list[Entry], references: list[int]) -> None:
-        released: list[Released] = []
-        for entry, reference in zip(entries, references, strict=True):
-            released += self._run.apply(entry, reference)
-        self._write(released)
-        if self._journal.due:
-            self._next_segment()
-
-    def _write(self, released: list[Released]) -> None:
-        try:
-            self._sink.write(released)
-        except OSError as e:
-            self._writing.report("the logs", e)
-            self._writing.until_possible("the logs", self._sink.retry)
-
-    def _next_segment(self) -> None:
-        """Only between turns, when all that was applied is also written."""
-        sizes = self._sink.sizes()
-        checkpoint = encode_entry(Checkpoint(self._run.freeze(), sizes))
-        self._writing.until_possible("the journal", lambda: self._journal.rotate(checkpoint))
-        self._sink.checkpointed(sizes)
-        needed = self._run.oldest_needed(otherwise=self._journal.end)
-        kept_from = self._fallbacks.passed(sizes.get(MERGED_LOG, 0), needed)
-        for path in [] if kept_from is None else self._journal.forget(kept_from):
-            log.info("deleted %s (rankd.journal.keep)", path)
 
     def _describe(self) -> None:
         """Keep `run.json` and `RUN.md` up to date; where they cannot be written, the logs go on all the same."""
@@ -481,8 +412,7 @@ class Collector:
         self._place.withdraw()
         self._door.close(_LINGER_MS)
         self._desk.close()
-        self._sink.close()
-        self._journal.close()
+        self._ledger.close()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -68,6 +68,10 @@ class StackRequests:
             self._asked, self._found = [], {}
         return ()
 
+    def ending(self, _: Ranks, /) -> Sequence[Move]:
+        """What was found goes with the collector."""
+        return ()
+
     def _answer(self, ranks: Ranks) -> Mapping[str, Any]:
         groups: dict[str, list[int]] = {}
         for rank in sorted(self._found):

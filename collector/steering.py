@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .intake import Session
-from .protocol.checks import shown
+from .protocol.checks import printable, shown
 from .protocol.errors import ProtocolError, RankdError
 from .protocol.messages import Ask, Facts, Report
 from .protocol.steering import Move, Part, Rank
-from .run import Run
+from .run import DONE, RankState, Run
 from .status import Beats, Latest
 
 __all__ = ["RanksNow", "Steering"]
+
+log = logging.getLogger("rankd.collector")
 
 
 class RanksNow:
@@ -32,6 +36,7 @@ class RanksNow:
         self.beat_interval = beat_interval
         self.world_size = run.intake.attempt.world_size if run.intake.attempt else 0
         self.seconds_per_step = latest.seconds_per_step()
+        self._run = run
         self._beats = beats
         self._sessions = sessions
 
@@ -44,11 +49,21 @@ class RanksNow:
         session = self._sessions.get(rank)
         return None if session is None else self._rank(session)
 
+    def left(self, rank: int) -> str | None:
+        """Why nothing more is expected of a rank."""
+        view = self._run.ranks.get(rank)
+        if view is None:
+            return None
+        ended = "ended" if view.reason in ("", DONE) else f"ended early: {view.reason}"
+        reasons = {RankState.FINISHED: ended, RankState.LOST: "lost", RankState.CLOSED: "no part of the job any more"}
+        return reasons.get(view.state)
+
     def _rank(self, session: Session) -> Rank:
         beat = self._beats.of(session.rank)
         step, heard = (0, float("inf")) if beat is None else (beat[0].step, self.now - beat[1])
         hello = session.hello
-        return Rank(session.rank, max(step, session.step or 0), heard, hello.host, hello.about)
+        at = max(step, session.step or 0)
+        return Rank(session.rank, at, heard, hello.host, hello.about, session.number, hello.total_steps)
 
 
 class Steering:
@@ -62,6 +77,7 @@ class Steering:
     def __init__(self, parts: Mapping[str, Part], ranks: Callable[[], RanksNow]) -> None:
         self._parts = parts
         self._ranks = ranks
+        self._told: set[type[Exception]] = set()
 
     def restore(self, decisions: Mapping[str, Mapping[str, Facts]]) -> None:
         """The collector starts."""
@@ -77,8 +93,14 @@ class Steering:
         part = self._part(ask.kind)
         if part is None:
             raise RankdError(f"this collector knows no {shown(ask.kind)}; it knows {', '.join(sorted(self._parts))}")
-        moves, answer = part.asked(ask.kind, ask.facts, self._ranks())
-        return moves, _json(answer)
+        try:
+            moves, answer = part.asked(ask.kind, ask.facts, self._ranks())
+            return moves, _json(answer)
+        except RankdError:
+            raise
+        except Exception as e:
+            log.exception("%s failed; the logs go on. Please report this", shown(ask.kind))
+            raise RankdError(f"the collector failed at that ({type(e).__name__}: {e}); its log says more") from None
 
     def reported(self, rank: int, report: Report) -> Sequence[Move]:
         """A rank reports.
@@ -89,22 +111,38 @@ class Steering:
         part = self._part(report.kind)
         if part is None:
             raise ProtocolError(f"a report about {shown(report.kind)}")
-        return part.reported(rank, report.kind, report.facts, self._ranks())
+        return self._shielded(lambda: part.reported(rank, report.kind, report.facts, self._ranks()))
 
     def joined(self, rank: int) -> Sequence[Move]:
         """A rank was welcomed."""
-        return self._all(part.joined(rank, self._ranks()) for part in self._parts.values())
+        return self._all(lambda part: part.joined(rank, self._ranks()))
 
     def tick(self) -> Sequence[Move]:
         """Called some times a second."""
-        return self._all(part.tick(self._ranks()) for part in self._parts.values())
+        return self._all(lambda part: part.tick(self._ranks()))
+
+    def ending(self) -> Sequence[Move]:
+        """The collector is about to end."""
+        return self._all(lambda part: part.ending(self._ranks()))
 
     def _part(self, kind: str) -> Part | None:
         return self._parts.get(kind.split(".")[0])
 
-    @staticmethod
-    def _all(moves: Iterable[Sequence[Move]]) -> list[Move]:
-        return [move for each in moves for move in each]
+    def _all(self, news: Callable[[Part], Sequence[Move]]) -> list[Move]:
+        return [move for part in self._parts.values() for move in self._shielded(functools.partial(news, part))]
+
+    def _shielded(self, call: Callable[[], Sequence[Move]]) -> Sequence[Move]:
+        """An error of a part costs what it was about to do, and not the logs."""
+        try:
+            return call()
+        except RankdError as e:
+            log.warning("%s", printable(str(e), line=True))
+        except Exception as e:
+            # Ticks come ten times a second.
+            if type(e) not in self._told:
+                self._told.add(type(e))
+                log.exception("telling ranks something has failed; the logs go on. Please report this")
+        return ()
 
 
 def _json(answer: Mapping[str, Any]) -> bytes:

@@ -2,10 +2,10 @@
 
 A missing entry of the table is the error: such an event cannot happen in that state.
 
-The table is meant to grow sideways. A session that all ranks agree on first is proposed, armed and acknowledged, and
-then committed or aborted; PLANNED is the state a rank is in once its session is committed, so those states come before
-it, ABORTED beside SKIPPED, and nothing from PLANNED on changes. A session from the configuration starts committed:
-every rank has read the same file.
+A session on demand begins PROPOSED: the rank looks whether it can take part, and is ARMED or has REFUSED. Nothing is
+recorded before the collector has named one step for all ranks of the session (`agreement.py`), and then at that step or
+never: who hears of it too late has MISSED it. A session from the configuration begins PLANNED, because every rank has
+read its window; if the collector has another one (rank 0's) in time, that replaces it.
 """
 
 from __future__ import annotations
@@ -50,24 +50,42 @@ class Window:
 class State(enum.Enum):
     """How far a session is. `final` ones are never left."""
 
+    PROPOSED = "proposed"  # whether this rank can take part is being looked at
+    ARMED = "armed"  # it can; which step is not decided
     PLANNED = "planned"  # its window lies ahead
     RECORDING = "recording"
     EXPORTING = "exporting"  # recorded; the profiler writes, in a process of its own
     DONE = "done"  # written and checked
     FAILED = "failed"
     SKIPPED = "skipped"  # nothing was to be recorded here
+    REFUSED = "refused"  # this rank cannot take part
+    ABORTED = "aborted"  # called off before it began
+    MISSED = "missed"  # this rank heard of the step when that had begun, or never came to it
 
     @property
     def final(self) -> bool:
-        return self in (State.DONE, State.FAILED, State.SKIPPED)
+        return self in _FINAL
+
+
+_FINAL = (State.DONE, State.FAILED, State.SKIPPED, State.REFUSED, State.ABORTED, State.MISSED)
 
 
 class Event(enum.Enum):
-    """What can happen to a session; the steps by where they lie to its window."""
+    """What can happen to a session; the steps by where they lie to its window (before it, while there is none)."""
+
+    PASSED = "this rank can take part"
+    REFUSED = "this rank cannot take part"
+    COMMITTED = "the window is decided, and lies ahead"
+    LATE = "the window is decided, and has begun without this rank"
+    ABORTED = "the session is called off"
+    STOPPED = "the session is to end early"
 
     BEGIN_BEFORE = "a step before the window begins"
     BEGIN_INSIDE = "a step of the window begins"
     BEGIN_AFTER = "a step after the window begins"
+    BEGIN_LATE = "a step begins, and the window's first one, which was agreed on, was never trained here"
+    BEGIN_STOPPING = "a step begins, and the session is to end early"
+    END_STOPPING = "a recorded step ends, and the session is to end early"
     END_BEFORE = "a step before the window ends"
     END_INSIDE = "a step of the window ends, not its last"
     END_LAST = "the window's last step ends"
@@ -99,19 +117,40 @@ _STEPS = (
     Event.END_LAST,
     Event.END_AFTER,
 )
+_SAID = (Event.COMMITTED, Event.LATE, Event.ABORTED, Event.STOPPED)
 
 
 def _stay(state: State, action: Action, *events: Event) -> dict[Event, tuple[State, Action]]:
     return dict.fromkeys(events, (state, action))
 
 
+def _end(state: State, *events: Event) -> dict[Event, tuple[State, Action]]:
+    return dict.fromkeys(events, (state, Action.NOTHING))
+
+
 TRANSITIONS: dict[State, dict[Event, tuple[State, Action]]] = {
+    State.PROPOSED: {
+        **_stay(State.PROPOSED, Action.NOTHING, Event.BEGIN_BEFORE, Event.END_BEFORE),
+        Event.PASSED: (State.ARMED, Action.NOTHING),
+        **_end(State.REFUSED, Event.REFUSED, Event.FAILED),
+        # A step for a rank that has not said that it can: it was said by a process before this one.
+        **_end(State.MISSED, Event.COMMITTED, Event.LATE),
+        **_end(State.ABORTED, Event.ABORTED, Event.STOPPED, Event.CLOSED),
+    },
+    State.ARMED: {
+        **_stay(State.ARMED, Action.NOTHING, Event.BEGIN_BEFORE, Event.END_BEFORE),
+        Event.COMMITTED: (State.PLANNED, Action.NOTHING),
+        **_end(State.MISSED, Event.LATE),
+        **_end(State.ABORTED, Event.ABORTED, Event.STOPPED, Event.CLOSED),
+        **_end(State.FAILED, Event.FAILED),
+    },
     State.PLANNED: {
-        **_stay(State.PLANNED, Action.NOTHING, Event.BEGIN_BEFORE, Event.END_BEFORE),
+        **_stay(State.PLANNED, Action.NOTHING, Event.BEGIN_BEFORE, Event.END_BEFORE, Event.COMMITTED, Event.LATE),
         Event.BEGIN_INSIDE: (State.RECORDING, Action.START),
-        Event.BEGIN_AFTER: (State.SKIPPED, Action.NOTHING),
-        Event.CLOSED: (State.SKIPPED, Action.NOTHING),
-        Event.FAILED: (State.FAILED, Action.NOTHING),
+        **_end(State.SKIPPED, Event.BEGIN_AFTER, Event.CLOSED),
+        **_end(State.MISSED, Event.BEGIN_LATE),
+        **_end(State.ABORTED, Event.ABORTED, Event.STOPPED),
+        **_end(State.FAILED, Event.FAILED),
     },
     State.RECORDING: {
         # Also a step that was abandoned and begins again.
@@ -122,17 +161,24 @@ TRANSITIONS: dict[State, dict[Event, tuple[State, Action]]] = {
         Event.BEGIN_AFTER: (State.EXPORTING, Action.STOP),
         Event.BEGIN_BEFORE: (State.EXPORTING, Action.STOP),
         Event.CLOSED: (State.EXPORTING, Action.STOP),
+        # The profiler is the training thread's: it ends where that comes by.
+        **_stay(State.RECORDING, Action.NOTHING, *_SAID),
+        Event.BEGIN_STOPPING: (State.EXPORTING, Action.STOP),
+        Event.END_STOPPING: (State.EXPORTING, Action.LAST_STEP),
         Event.FAILED: (State.FAILED, Action.ABANDON),
     },
     State.EXPORTING: {
         **_stay(State.EXPORTING, Action.POLL, *_STEPS),
+        **_stay(State.EXPORTING, Action.NOTHING, *_SAID),
         Event.CLOSED: (State.EXPORTING, Action.AWAIT),
         Event.WRITTEN: (State.DONE, Action.NOTHING),
         Event.FAILED: (State.FAILED, Action.ABANDON),
     },
-    State.DONE: _stay(State.DONE, Action.NOTHING, *_STEPS, Event.CLOSED),
-    State.FAILED: _stay(State.FAILED, Action.NOTHING, *_STEPS, Event.CLOSED),
-    State.SKIPPED: _stay(State.SKIPPED, Action.NOTHING, *_STEPS, Event.CLOSED),
+    # What is over stays over: what is said of it comes late, or again. PASSED, REFUSED: it was called off meanwhile.
+    **{
+        state: _stay(state, Action.NOTHING, *_STEPS, *_SAID, Event.CLOSED, Event.PASSED, Event.REFUSED)
+        for state in _FINAL
+    },
 }
 
 
@@ -140,39 +186,91 @@ class Plan:
     """A session's state, the steps it has recorded, and why it ended as it did.
 
     Args:
-        window: the steps to record.
+        window: the steps to record; None: the session is proposed, and `commit` will tell.
         skip: why this rank does not take part (it is not chosen, its rank is not certain); None: it does.
     """
 
-    def __init__(self, window: Window, skip: str | None = None) -> None:
+    def __init__(self, window: Window | None, skip: str | None = None) -> None:
         self.window = window
-        self.state = State.PLANNED if skip is None else State.SKIPPED
+        # Agreed on among ranks: at its first step or never. Otherwise a resume inside the window records the rest.
+        self.exact = window is None
+        self.state = State.SKIPPED if skip is not None else State.PROPOSED if window is None else State.PLANNED
         self.reason = skip
         self.steps: list[int] = []
+        self._stopping = False
+
+    # -- what is said -------------------------------------------------------------------------------------------------
+
+    def passed(self) -> Action:
+        """This rank can take part."""
+        return self._on(Event.PASSED)
+
+    def refused(self, reason: str) -> Action:
+        """This rank cannot take part, for `reason`."""
+        return self._on(Event.REFUSED, reason)
+
+    def commit(self, window: Window, step: int) -> Action:
+        """The window is decided. A window that was agreed on before stays; one of the configuration is replaced.
+
+        Args:
+            step: the global step that began last here; 0: none.
+        """
+        open_ = self.state is State.ARMED or (self.state is State.PLANNED and not self.exact)
+        if step >= window.start_step:
+            early = self.state is State.PROPOSED
+            why = "had not been armed when" if early else f"is at step {step} and was told too late that"
+            return self._on(Event.LATE, f"this rank {why} the window {window} was decided")
+        if open_:
+            self.window = window
+        return self._on(Event.COMMITTED, "a process before this one was armed" if not open_ else None)
+
+    def abort(self, reason: str) -> Action:
+        """The session is called off; one that records goes on."""
+        return self._on(Event.ABORTED, reason)
+
+    def stop(self, reason: str) -> Action:
+        """The session is to end early: at once where nothing is recorded, else at the next boundary of a step."""
+        if self.state is State.RECORDING and not self._stopping:
+            self._stopping, self.reason = True, reason
+        return self._on(Event.STOPPED, reason)
+
+    # -- what happens -------------------------------------------------------------------------------------------------
 
     def step_begin(self, step: int) -> Action:
         """The global step `step` (1-based) begins."""
-        if step in self.window:
+        window = self.window
+        if window is None:
+            return self._on(Event.BEGIN_BEFORE)
+        if self._stopping and self.state is State.RECORDING:
+            return self._on(Event.BEGIN_STOPPING)
+        if self.exact and self.state is State.PLANNED and step > window.start_step:
+            return self._on(Event.BEGIN_LATE, f"step {window.start_step} was not trained here; this is step {step}")
+        if step in window:
             return self._on(Event.BEGIN_INSIDE)
-        before = step < self.window.start_step
-        if self.state is State.PLANNED and not before:
-            self.reason = f"training starts at step {step}, after the window {self.window}"
-        return self._on(Event.BEGIN_BEFORE if before else Event.BEGIN_AFTER)
+        before = step < window.start_step
+        why = None if before else f"training starts at step {step}, after the window {window}"
+        return self._on(Event.BEGIN_BEFORE if before else Event.BEGIN_AFTER, why)
 
     def step_end(self, step: int) -> Action:
         """The global step `step` ends; without a `step_begin` of it, ProfilerError."""
-        if self.state is State.RECORDING and step in self.window:
+        window = self.window
+        if window is None:
+            return self._on(Event.END_BEFORE)
+        if self.state is State.RECORDING and step in window:
             self.steps.append(step)
-        if step not in self.window:
-            return self._on(Event.END_BEFORE if step < self.window.start_step else Event.END_AFTER)
-        return self._on(Event.END_LAST if step == self.window.end_step else Event.END_INSIDE)
+        if self._stopping and self.state is State.RECORDING:
+            return self._on(Event.END_STOPPING)
+        if step not in window:
+            return self._on(Event.END_BEFORE if step < window.start_step else Event.END_AFTER)
+        return self._on(Event.END_LAST if step == window.end_step else Event.END_INSIDE)
 
     def written(self) -> Action:
         """The output is complete and has been checked."""
         action = self._on(Event.WRITTEN)
-        if len(self.steps) < len(self.window):
+        if self.window is not None and len(self.steps) < len(self.window):
             steps = f"{self.steps[0]}..{self.steps[-1]}" if self.steps else "none in full"
-            self.reason = f"of the window {self.window}, these steps were trained here: {steps}"
+            why = f"{self.reason}; " if self._stopping else ""
+            self.reason = f"{why}of the window {self.window}, these steps were trained here: {steps}"
         return action
 
     def failed(self, reason: str) -> Action:
@@ -183,13 +281,16 @@ class Plan:
 
     def closed(self) -> Action:
         """Training is over."""
-        if self.state is State.PLANNED:
-            self.reason = f"training ended before the window {self.window}"
-        return self._on(Event.CLOSED)
+        when = "its step was decided" if self.window is None else f"the window {self.window}"
+        return self._on(Event.CLOSED, f"training ended before {when}")
 
-    def _on(self, event: Event) -> Action:
+    def _on(self, event: Event, reason: str | None = None) -> Action:
+        """`reason` becomes that of the session where the event ends it with nothing recorded."""
+        before = self.state
         try:
-            self.state, action = TRANSITIONS[self.state][event]
+            self.state, action = TRANSITIONS[before][event]
         except KeyError:
-            raise ProfilerError(f"a session that is {self.state.value} cannot see this: {event.value}") from None
+            raise ProfilerError(f"a session that is {before.value} cannot see this: {event.value}") from None
+        if reason is not None and self.state.final and not before.final:
+            self.reason = reason
         return action

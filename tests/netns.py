@@ -63,6 +63,11 @@ class Nodes:
                 process.kill()
             process.wait()
 
+    def move(self, node: int, old: str, new: str) -> None:
+        """A node gets another address in place of the one it has; what was connected to that hears nothing more."""
+        _run("-n", self._names[node], "addr", "del", f"{old}/24", "dev", "eth0")
+        _run("-n", self._names[node], "addr", "add", f"{new}/24", "dev", "eth0")
+
     def cut(self) -> None:
         """From now on nothing gets through."""
         self._say("cut", "cut")

@@ -25,6 +25,8 @@ from rankd.collector.verify import Verification
 
 # How long a condition may take to come true: far longer than it takes on a busy machine.
 PATIENCE = 120.0
+# For collectors that end with ranks missing: nobody comes after that.
+SOON = 0.5
 
 
 class CollectorProcess:
@@ -37,7 +39,8 @@ class CollectorProcess:
         self._command = command
         # A file, not a pipe: a collector that nobody reads must not stop.
         self._said = output.parent / f"{output.name}.said"
-        self.settings = json.dumps({"output": str(output), "beat_interval": 0.2, "linger": 0.5, **section})
+        # A rank that is started again may take its time on a busy machine; where none is, tests say `linger=SOON`.
+        self.settings = json.dumps({"output": str(output), "beat_interval": 0.2, "linger": PATIENCE / 2, **section})
         self._options = options
         self.process = self.start()
 
@@ -221,13 +224,16 @@ def script(
     yaml: str = YAML,
     stdin: int | None = None,
     command: list[str] | None = None,
+    launcher: Sequence[str] = (),
     **environ: str,
 ) -> subprocess.Popen[str]:
-    """Start a training script in tmp_path; `command`: what Python runs instead of LOOP and `body`."""
+    """Start a training script in tmp_path; `command`: what Python runs instead of LOOP and `body`;
+    `launcher`: what starts Python.
+    """
     (tmp_path / "train.yaml").write_text(yaml)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "MS_"))}
     return subprocess.Popen(
-        [sys.executable, "-W", "error", *(command or ["-c", LOOP + textwrap.dedent(body)])],
+        [*launcher, sys.executable, "-W", "error", *(command or ["-c", LOOP + textwrap.dedent(body)])],
         cwd=tmp_path,
         env={**clean, "TMPDIR": str(tmp_path), **environ},
         stdin=stdin,

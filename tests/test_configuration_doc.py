@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from rankd.agent.config import MaxLogitsConfig, MoeMonitorConfig, OlderMonitorConfig, TrainStateConfig
-from rankd.collector.config import AlertConfig, JournalConfig, LogsConfig, OutputConfig, RankdConfig, SpoolConfig
+from rankd.collector.config import (
+    AlertConfig,
+    JournalConfig,
+    LogsConfig,
+    OutputConfig,
+    ProfileConfig,
+    RankdConfig,
+    SpoolConfig,
+)
 from rankd.collector.settings import MIB, Settings
 from rankd.profiler_ctl.config import ProfilerConfig
 
@@ -25,6 +33,7 @@ SECTIONS = {
     "rankd": RankdConfig,
     "rankd.spool": SpoolConfig,
     "rankd.journal": JournalConfig,
+    "rankd.profile": ProfileConfig,
     "rankd.logs": LogsConfig,
     "rankd.outputs[]": OutputConfig,
     "rankd.alerts[]": AlertConfig,

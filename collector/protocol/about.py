@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from .records import MAX_NAME_BYTES
 
-__all__ = ["CONFIGURATION", "MAX_ABOUT_TEXT", "pack_text", "unpack_text"]
+__all__ = ["CONFIGURATION", "MAX_ABOUT_TEXT", "OWN_COLLECTOR", "pack_text", "unpack_text"]
 
 # The configuration as used, as JSON.
 CONFIGURATION = "configuration"
+# The output directory of the collector that this job starts for itself (its real path); missing: it joins another's.
+OWN_COLLECTOR = "own_collector"
 _MOST_PIECES = 32
 # Longer than any configuration of ours that is not made to be long; `Hello.about` also holds a few other facts.
 MAX_ABOUT_TEXT = _MOST_PIECES * MAX_NAME_BYTES

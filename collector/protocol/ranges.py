@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from .checks import MAX_RANKS, MAX_STEP
 from .errors import RecordError
 
-__all__ = ["parse_ranks", "parse_steps", "ranges"]
+__all__ = ["parse_ranks", "parse_steps", "ranges", "spans"]
 
 _RANKS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _STEPS = re.compile(r"(\d{0,19})(:?)(\d{0,19})", re.ASCII)
@@ -55,3 +55,8 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             spans.append([number, number])
     return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in spans)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """`0,8-10`: what `parse_ranks` reads, of any numbers."""
+    return ranges(sorted(set(numbers))).replace("..", "-").replace(", ", ",")

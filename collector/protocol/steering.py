@@ -51,6 +51,8 @@ class Rank:
         heard: seconds since it last said where it is.
         host: the name of its machine.
         about: facts about the process (`Hello.about`).
+        process: a number of its process in this run; another one of the same rank has another.
+        total_steps: the length of the training; None: not known.
     """
 
     rank: int
@@ -58,6 +60,8 @@ class Rank:
     heard: float
     host: str
     about: Mapping[str, str]
+    process: int = 0
+    total_steps: int | None = None
 
 
 class Ranks(Protocol):
@@ -77,6 +81,9 @@ class Ranks(Protocol):
     def get(self, rank: int) -> Rank | None:
         """One of them; None: it is not connected."""
 
+    def left(self, rank: int) -> str | None:
+        """Why nothing more is expected of a rank (it has ended, it was given up); None: it is there, or will be."""
+
 
 class Part(Protocol):
     """One thing that ranks can be told. The kinds of its questions, commands and reports begin with its name."""
@@ -95,3 +102,6 @@ class Part(Protocol):
 
     def tick(self, ranks: Ranks, /) -> Sequence[Move]:
         """Called some times a second."""
+
+    def ending(self, ranks: Ranks, /) -> Sequence[Move]:
+        """The collector is about to end: all ranks have, or are given up."""

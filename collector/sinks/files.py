@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .gzipped import DamagedPartError
-from .parts import LogReader, cut_log, layout_of, part_path
+from .parts import LogReader, cut_log, hold_place, layout_of, part_path
 from .retention import Rotation
 
 __all__ = ["Buffer", "LogFiles"]
@@ -37,6 +37,9 @@ _LEAST_OPEN_FILES = 64
 _MAX_PARTS = 1_024
 
 Buffer: TypeAlias = bytes | memoryview
+
+# In a checkpoint, after a file's name: where in the log the file that grows begins.
+_BASE = ":base"
 
 
 class LogFiles:
@@ -62,6 +65,7 @@ class LogFiles:
         self._files = OpenFiles()
         self._logs: dict[str, LogFile] = {}
         self._waiting: dict[str, LogFile] = {}  # in the order in which they came to wait
+        self._bases: dict[str, int] = {}  # at least there begin the files that grow, by checkpoints that were seen
 
     @property
     def unwritten(self) -> int:
@@ -79,8 +83,9 @@ class LogFiles:
         return log.position + len(log.waiting)
 
     def sizes(self) -> Mapping[str, int]:
-        """Per file: its size once nothing is `unwritten`."""
-        return {name: log.position + len(log.waiting) for name, log in self._logs.items()}
+        """Per file: its size once nothing is `unwritten`; and where a file that was rotated begins."""
+        sizes = {name: log.position + len(log.waiting) for name, log in self._logs.items()}
+        return {**sizes, **{name + _BASE: log.base for name, log in self._logs.items() if log.base}}
 
     def push(self) -> None:
         """Write what waits, of each file from the byte where it stopped; does nothing when nothing waits.
@@ -92,7 +97,15 @@ class LogFiles:
 
     def reaches(self, sizes: Mapping[str, int]) -> bool:
         """Whether no file is shorter than this checkpoint says, nor lacks something before that."""
-        return all(_reaches(self._output / name, size) for name, size in sizes.items())
+        self._note_bases(sizes)
+        files = [(name, size) for name, size in sizes.items() if not name.endswith(_BASE)]
+        return all(_reaches(self._output / name, size, self._bases.get(name, 0)) for name, size in files)
+
+    def _note_bases(self, sizes: Mapping[str, int]) -> None:
+        for name, base in sizes.items():
+            if name.endswith(_BASE):
+                log = name.removesuffix(_BASE)
+                self._bases[log] = max(base, self._bases.get(log, 0))
 
     def resume(self, sizes: Mapping[str, int]) -> None:
         """Go on from a checkpoint, with these files: see `Sink`. One that is shorter than at the checkpoint gets a
@@ -103,9 +116,11 @@ class LogFiles:
         """
         self._waiting.clear()
         self._logs.clear()
+        self._note_bases(sizes)
         for name, size in sizes.items():
-            log = self._logs[name] = self._made(name)
-            log.resume(size)
+            if not name.endswith(_BASE):
+                log = self._logs[name] = self._made(name)
+                log.resume(size, self._bases.get(name, 0))
 
     def settle(self) -> None:
         """The repeated calls are over: cut from the files what they did not make.
@@ -178,8 +193,14 @@ class LogFile:
         layout = layout_of(self.path)
         self.base, self._size, self._written = layout.base, layout.end, layout.written
 
-    def resume(self, checkpoint: int) -> None:
+    def resume(self, checkpoint: int, base: int) -> None:
         self._look()
+        if self.base < base:
+            _logger.warning(
+                "%s lacks its part up to byte %d; going on, `rankd rebuild` makes the log again", self.path, base
+            )
+            hold_place(self.path, base)
+            self._look()
         self.position = min(checkpoint, self._size)
         if self._size < checkpoint:
             _logger.warning(
@@ -316,9 +337,9 @@ def _common(a: bytes, b: bytes | bytearray) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _reaches(path: Path, size: int) -> bool:
+def _reaches(path: Path, size: int, base: int) -> bool:
     layout = layout_of(path)
-    return layout.end >= size and not any(start < size for start, _ in layout.holes())
+    return max(layout.base, base) + layout.size >= size and not any(start < size for start, _ in layout.holes())
 
 
 class OpenFiles:

@@ -29,6 +29,7 @@ __all__ = [
     "Part",
     "compressed_path",
     "cut_log",
+    "hold_place",
     "layout_of",
     "log_of_part",
     "part_path",
@@ -343,8 +344,17 @@ def cut_log(log: Path, end: int) -> int:
         plain.rename(part_path(log, part.start, part.start + size))
         kept.append(Part(part.start, part.start + size, plain))
     if end > (kept[-1].end if kept else 0):
-        os.close(os.open(part_path(log, end, end), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        hold_place(log, end)
     return end
+
+
+def hold_place(log: Path, base: int) -> None:
+    """The file that grows begins there, whether or not there are parts that say so.
+
+    Raises:
+        OSError: not possible now.
+    """
+    os.close(os.open(part_path(log, base, base), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
 
 def _remove(log: Path, part: Part) -> None:

@@ -81,6 +81,11 @@ def _batches(released: Sequence[RankBlock | Comment]) -> Iterator[Sequence[RankB
         yield released[start:]
 
 
+def _of_logs(sizes: Mapping[str, int]) -> dict[str, int]:
+    """What a checkpoint says of the text logs."""
+    return {name: size for name, size in sizes.items() if is_log(name.partition(":")[0])}
+
+
 class SpecLogSink:
     """Writes the text logs below `output`; a `Sink`.
 
@@ -164,7 +169,7 @@ class SpecLogSink:
     def reaches(self, sizes: Mapping[str, int]) -> bool:
         """Whether no log is shorter than this checkpoint says, nor lacks something before that."""
         # Not the index: a reader does without it, and no log is worth being rendered again for its sake.
-        return self._files.reaches({n: size for n, size in sizes.items() if is_log(n)})
+        return self._files.reaches(_of_logs(sizes))
 
     def resume(self, sizes: Mapping[str, int]) -> None:
         """Go on from a checkpoint: see `Sink`. A log that is shorter than at the checkpoint gets a warning, and is
@@ -177,7 +182,7 @@ class SpecLogSink:
         names = {MERGED_LOG, *known, *rank_logs_in(self._output)}
         if self._with_index:
             names.add(MERGED_INDEX)
-        self._files.resume({name: known.get(name, 0) for name in names})
+        self._files.resume({**{name: known.get(name, 0) for name in names}, **_of_logs(sizes)})
         self._index = self._index_writer(sizes) if self._with_index else None
         self._resumed = sizes
 

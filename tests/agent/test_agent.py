@@ -42,9 +42,14 @@ def test_users_own_scalars_go_where_they_belong(tmp_path: Path) -> None:
         a.log("eval_loss", np.float32(2.5))
         with a.step(3):
             a.log("in_step", float("nan"))
+            a.log_many({"one": 1, "step": 2, "three": np.float32(3)}, level="micro_step")
+        assert a.errors == {"log: RecordError": 1}
     """
-    assert finish(script(tmp_path, body)) == (0, "")
+    status, said = finish(script(tmp_path, body))
+    assert (status, said.count("cannot name a metric")) == (0, 1)
     content = collected(tmp_path)
+    assert values(content, "one") == {(3, 1): 1.0}
+    assert values(content, "three") == {(3, 1): 3.0}
     assert values(content, "before") == {(1, None): 1.0}
     assert values(content, "tokens") == {(s, m): float(m) for s in (1, 2) for m in (1, 2, 3, 4)}
     assert values(content, "eval_loss") == {(2, None): 2.5}
@@ -206,7 +211,7 @@ def test_the_collector_outlives_the_process_group_of_rank_0(tmp_path: Path) -> N
     os.setsid()
     def stop(step, micro_step):
         if (step, micro_step) == (2, 3):
-            while not a.connected or a._outbox.held_items:
+            while not a.connected or a._delivery.outbox.held_items:
                 time.sleep(0.01)
             os.killpg(0, 9)
     with Agent.from_yaml("train.yaml", model=Model()) as a:
@@ -259,7 +264,7 @@ def test_eight_ranks_with_long_lines_at_once(tmp_path: Path) -> None:
                 a.micro_step(loss=0.25)
                 a.end_step(loss=0.25)
     """
-    yaml = "monitor: {train_state: {local_loss: True}}\nrankd: {output: out}\n"
+    yaml = "monitor: {train_state: {local_loss: True}}\nrankd: {output: out, exit_timeout: 60}\n"
     ranks = [script(tmp_path, body, yaml=yaml, RANKD_RANK=str(r), RANKD_WORLD_SIZE="8") for r in range(8)]
     assert [finish(r) for r in ranks] == [(0, "")] * 8
     content = collected(tmp_path)

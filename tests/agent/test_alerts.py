@@ -343,7 +343,7 @@ def test_stop_ends_the_training_when_all_is_recorded(tmp_path: Path) -> None:
         try:
             train(agent, (2, 2), 9.0)
         except AnomalyError:
-            print("held:", agent._outbox.held_items, flush=True)
+            print("held:", agent._delivery.outbox.held_items, flush=True)
             raise
     """
     process = script(tmp_path, TRAIN + textwrap.dedent(body), yaml=YAML)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support import PATIENCE, collected, free_port, script, values
 
 from rankd.agent.identity import Identity, framework_identity, resolve
 from rankd.collector.protocol.errors import IdentityError
@@ -317,7 +318,7 @@ def test_mindspore_after_init(tmp_path: Path) -> None:
     env = {**os.environ, "PATH": path, "MS_DEV_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "1"}
     command = [
         sys.executable, "-m", "mindspore.parallel.cluster.run", "--worker_num=2", "--local_worker_num=2",
-        "--master_addr=127.0.0.1", f"--master_port={_free_port()}", "--join=True", "--log_dir=logs",
+        "--master_addr=127.0.0.1", f"--master_port={free_port()}", "--join=True", "--log_dir=logs",
         "--cluster_time_out=60", "train.py",
     ]  # fmt: skip
     subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=100)
@@ -327,10 +328,26 @@ def test_mindspore_after_init(tmp_path: Path) -> None:
     assert "FOUND None 1 2 mindspore 1" in logs["worker_1.log"]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.mark.slow
+def test_a_real_mpirun(tmp_path: Path) -> None:
+    """Two processes of Open MPI's own launcher are ranks 0 and 1 of 2, and both are in the log."""
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("Open MPI's mpirun is not installed here (Debian: openmpi-bin)")
+    body = """
+    with Agent.from_yaml("train.yaml", model=Model()) as a:
+        print("FOUND", a.identity.rank, a.identity.world_size, flush=True)
+        train(a, steps=2)
+    """
+    training = script(
+        tmp_path, body, launcher=[mpirun, "--oversubscribe", "-n", "2"],
+        OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+    )  # fmt: skip
+    said, trouble = training.communicate(timeout=PATIENCE)
+    assert training.returncode == 0, trouble
+    assert sorted(line for line in said.splitlines() if "FOUND" in line) == ["FOUND 0 2", "FOUND 1 2"], said
+    content = collected(tmp_path)
+    assert len(values(content, "local_loss", 0)) == len(values(content, "local_loss", 1)) == 2 * 4
 
 
 def test_framework_identity_without_mindspore(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,13 +141,21 @@ def test_what_is_not_finite_stays_so(bad: float, expected: float) -> None:
 
 
 def test_any_shape_and_layout_is_measured() -> None:
-    """Empty, 0-d, transposed and strided arrays, and one of more elements than a chunk."""
+    """Empty, 0-d, transposed and strided arrays, and one of many blocks and a rest."""
     grid = np.arange(12, dtype="float32").reshape(3, 4)
     assert single(grid.T) == pytest.approx(float(np.linalg.norm(grid)))
     assert single(grid[:, ::2]) == pytest.approx(float(np.linalg.norm(grid[:, ::2])))
     assert single(np.zeros((0, 4), "float32")) == 0.0
     assert single(np.array(-2.0, "float32")) == 2.0
     assert single(np.ones(2**20 + 5, "float32")) == pytest.approx(math.sqrt(2**20 + 5), rel=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7, 3.3e-5])
+@pytest.mark.parametrize("count", [1_023, 1_025, 119_716, 2**20])
+def test_a_norm_of_many_equal_values_agrees_with_float64(value: float, count: int) -> None:
+    """Where every float32 addition rounds the same way; summed whole, this was wrong by 4e-4."""
+    gradient = np.full(count, value, "float32")
+    assert single(gradient) == pytest.approx(float(np.linalg.norm(gradient.astype("float64"))), rel=1e-6)
 
 
 def test_a_local_shard_is_measured_for_a_sharded_gradient() -> None:

@@ -12,10 +12,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rankd.agent.outbox import LEAST_STORE_BYTES, MAX_HELD_ITEMS, RESERVE_BYTES, MemoryStore, Outbox, Store
+from rankd.agent.outbox import MAX_HELD_ITEMS, Outbox
 from rankd.agent.spool import Spool
+from rankd.agent.store import LEAST_STORE_BYTES, RESERVE_BYTES, MemoryStore, Store
+from rankd.collector.protocol.assembly import scalar_part
 from rankd.collector.protocol.errors import ProtocolError
+from rankd.collector.protocol.records import Level
 from rankd.collector.protocol.wire import (
+    Block,
     Gap,
     Goodbye,
     Hello,
@@ -215,17 +219,58 @@ def test_two_threads_lose_nothing() -> None:
     assert outbox.held_items == 0
 
 
+def hold(outbox: Outbox, *names: str, at: tuple[int, int | None] = (1, 1)) -> None:
+    for name in names:
+        level = Level.STEP if at[1] is None else Level.MICRO_STEP
+        assert outbox.hold(scalar_part(name, level, 0.5), at, 1.5)
+
+
+def test_scalars_are_gathered_into_a_block_for_each_position(store: Store) -> None:
+    """Both go before whatever is put next, in the order in which their first scalars came."""
+    outbox = Outbox(store)
+    hold(outbox, "a", "b")
+    hold(outbox, "c", at=(1, None))
+    hold(outbox, "d")
+    assert outbox.take() == ()
+    assert outbox.put((note("after"),))
+    first, second, last = drained(outbox)
+    assert isinstance(first, Block)
+    assert isinstance(second, Block)
+    assert [frame.metric for frame in first.frames] == ["a", "b", "d"]
+    assert [frame.metric for frame in second.frames] == ["c"]
+    assert (first.seq, first.step, first.micro_step, first.complete, first.time) == (1, 1, 1, False, 1.5)
+    assert last == Note(3, 1, None, "test", "after", 0.0)
+
+
+def test_a_scalar_without_room_is_refused_and_those_before_it_stay(store: Store) -> None:
+    """What was accepted has its room; the gap stands behind it."""
+    outbox = Outbox(store)
+    accepted = 0
+    while outbox.hold(scalar_part("x" * 200, Level.STEP, 1.0), (1, None), 0.0):
+        accepted += 1
+    assert not outbox.hold(scalar_part("x" * 200, Level.STEP, 1.0), (2, None), 0.0)
+    outbox.finish("end", 0.0)
+    *blocks, gap, goodbye = drained(outbox)
+    assert sum(len(block.frames) for block in blocks if isinstance(block, Block)) == accepted > 10
+    assert isinstance(gap, Gap)
+    assert (gap.records, gap.last) == (2, (2, None))
+    assert isinstance(goodbye, Goodbye)
+    assert goodbye.produced == accepted + 2
+
+
 class Delivery(RuleBasedStateMachine):
     """An outbox, a wire that may break, and a journal that checks: nothing lost, nothing twice, no holes."""
 
-    @initialize(spooled=st.booleans(), window=st.integers(200, 5_000))
-    def begin(self, spooled: bool, window: int) -> None:
+    @initialize(kind=st.sampled_from(["memory", "spool", "killed"]), window=st.integers(200, 5_000))
+    def begin(self, kind: str, window: int) -> None:
         self.directory = tempfile.TemporaryDirectory()
-        store: Store = MemoryStore(LEAST_STORE_BYTES)
-        if spooled:
-            store = Spool.create(Path(self.directory.name) / "x.spool", LEAST_STORE_BYTES, HELLO)
-        self.outbox = Outbox(store, window)
+        self.store: Store = MemoryStore(LEAST_STORE_BYTES)
+        if kind != "memory":
+            self.store = Spool.create(Path(self.directory.name) / "x.spool", LEAST_STORE_BYTES, HELLO)
+        self.killed = kind == "killed"
+        self.outbox = Outbox(self.store, window)
         self.accepted: list[str] = []
+        self.held: list[str] = []
         self.wire: list[list[Item]] = []
         self.journal: list[Item] = []
         self.names = iter(range(10**9))
@@ -235,6 +280,14 @@ class Delivery(RuleBasedStateMachine):
         texts = [f"{next(self.names)}".ljust(size, ".") for size in sizes]
         if self.outbox.put([note(text) for text in texts], records=len(sizes), at=(step, 1)):
             self.accepted += texts
+
+    @rule(count=st.integers(1, 300), micro_step=st.sampled_from([1, None]))
+    def hold(self, count: int, micro_step: int | None) -> None:
+        level = Level.STEP if micro_step is None else Level.MICRO_STEP
+        for _ in range(count):
+            name = f"scalar_{next(self.names)}"
+            if self.outbox.hold(scalar_part(name, level, 1.0), (1, micro_step), 0.0):
+                self.held.append(name)
 
     @rule(records=st.integers(1, 5))
     def drop(self, records: int) -> None:
@@ -271,6 +324,11 @@ class Delivery(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "outbox"):
             return
+        produced, dropped = self.outbox.statistics().produced, self.outbox.statistics().dropped
+        if self.killed:
+            self.store.close(delivered=False)
+            spool = Spool.open(Path(self.directory.name) / "x.spool")
+            self.outbox = Outbox.recovered(spool, spool.entries, spool.next_seq)
         self.outbox.finish("end", 0.0)
         while self.outbox.held_items:
             self.reconnect()
@@ -278,11 +336,13 @@ class Delivery(RuleBasedStateMachine):
                 self.wire.append(items)
                 self.arrive()
                 self.outbox.acked(len(self.journal))
-        counts = self.outbox.statistics()
         assert [i.text for i in self.journal if isinstance(i, Note)] == self.accepted
-        assert sum(i.records for i in self.journal if isinstance(i, Gap)) == sum(counts.dropped.values())
-        assert counts.produced == len(self.accepted) + sum(counts.dropped.values())
-        assert isinstance(self.journal[-1], Goodbye)
+        frames = [frame.metric for i in self.journal if isinstance(i, Block) for frame in i.frames]
+        assert sorted(frames) == sorted(self.held)
+        assert produced == len(self.accepted) + len(self.held) + sum(dropped.values())
+        if not self.killed:
+            assert sum(i.records for i in self.journal if isinstance(i, Gap)) == sum(dropped.values())
+            assert isinstance(self.journal[-1], Goodbye)
         self.outbox.close()
         assert not list(Path(self.directory.name).iterdir())
         self.directory.cleanup()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import CollectorProcess, Peer, comments, contents, recover, wait_for
+from tests.support import SOON, CollectorProcess, Peer, comments, contents, recover, wait_for
 
 from rankd.agent.identity import Identity, introduction
 from rankd.agent.outbox import Outbox
@@ -233,7 +233,7 @@ def test_who_delivers_does_not_make_a_rank_look_alive(tmp_path: Path) -> None:
 
 def test_a_deliverer_that_falls_silent_leaves_the_rank_lost(tmp_path: Path) -> None:
     """The process is known to be gone, so nobody waits for `lost_after`; the log says why."""
-    collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
+    collector = CollectorProcess(tmp_path / "out", lost_after=600.0, linger=SOON)
     rank, deliverer = Peer(collector), Peer(collector)
     hello = introduction(Identity(0, 1, "test"), None, {})
     rank.welcome(hello)

@@ -22,9 +22,10 @@ from tests.support import free_port
 
 from rankd.agent.discovery import Endpoint, EndpointFinder
 from rankd.agent.link import LinkState, Timing
-from rankd.agent.outbox import MemoryStore, Outbox
+from rankd.agent.outbox import Outbox
 from rankd.agent.sender import DealerSocket, Sender
 from rankd.agent.spool import Spool
+from rankd.agent.store import MemoryStore
 from rankd.collector.protocol.connection import CONNECTION_FILE
 from rankd.collector.protocol.keys import RunKey
 from rankd.collector.protocol.wire import (
@@ -510,7 +511,8 @@ def test_fork(collector: Collector, tmp_path: Path) -> None:
 
 SCRIPT = """
 import os, sys
-from rankd.agent.outbox import MemoryStore, Outbox
+from rankd.agent.outbox import Outbox
+from rankd.agent.store import MemoryStore
 from rankd.agent.sender import Sender
 from rankd.collector.protocol.wire import Hello, Note, encode_item
 

@@ -8,18 +8,23 @@ import fcntl
 import os
 import signal
 import stat
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankd.agent.outbox import LEAST_STORE_BYTES, Entry, Outbox
+from rankd.agent.outbox import Outbox
 from rankd.agent.spool import Spool, find_spools
+from rankd.agent.store import LEAST_STORE_BYTES, Entry
+from rankd.collector.protocol.assembly import scalar_part
 from rankd.collector.protocol.errors import ProtocolError, VersionError
-from rankd.collector.protocol.wire import Hello, Note, Tables, decode_item, encode_item, number_item
+from rankd.collector.protocol.records import Level
+from rankd.collector.protocol.wire import Block, Hello, Note, Tables, decode_item, encode_item, number_item
 
 HELLO = Hello(bytes(range(16)), "run", 3, 8, 1, "here", 4_711, 1.5, 100, {"mindspore": "2.10"})
 
@@ -116,6 +121,51 @@ def test_kill_while_appending(tmp_path: Path) -> None:
         assert [i.seq for i in items] == list(range(items[0].seq, items[0].seq + len(items)))
         assert all(isinstance(i, Note) and i.text == str(i.seq) * 200 and i.step == i.seq for i in items)
         spool.close(delivered=True)
+
+
+def gathered(path: Path) -> list[tuple[int, list[str]]]:
+    """The number of each recovered block, and what it holds."""
+    spool = Spool.open(path)
+    items = [decode_item(spool.read(entry), Tables()) for entry in spool.entries]
+    spool.close(delivered=False)
+    return [(i.seq, [frame.metric for frame in i.frames]) for i in items if isinstance(i, Block)]
+
+
+def test_gathered_scalars_are_recovered_once_and_up_to_the_torn_one(tmp_path: Path) -> None:
+    """Those of earlier blocks lie in the ring by then, and not in the notebook."""
+    path = tmp_path / "a.spool"
+    spool = Spool.create(path, LEAST_STORE_BYTES, HELLO)
+    outbox = Outbox(spool)
+    for name in ("old_1", "old_2", "old_3"):
+        assert outbox.hold(scalar_part(name, Level.STEP, 1.0), (1, None), 0.0)
+    assert outbox.put((note("between"),))
+    ends = []
+    for name, level in (("a", Level.STEP), ("b", Level.MICRO_STEP), ("c", Level.STEP)):
+        assert outbox.hold(scalar_part(name, level, 1.0), (2, None if level is Level.STEP else 4), 0.0)
+        ends.append(spool._jotted)
+    spool.close(delivered=False)
+    whole = path.read_bytes()
+
+    old = (1, ["old_1", "old_2", "old_3"])
+    assert gathered(path) == [old, (3, ["a", "c"]), (4, ["b"])]
+    assert gathered(path) == [old, (3, ["a", "c"]), (4, ["b"])]
+    for torn, expected in zip(ends, ([], [(3, ["a"])], [(3, ["a"]), (4, ["b"])]), strict=True):
+        path.write_bytes(whole[: torn - 1] + b"\xff" + whole[torn:])
+        assert gathered(path) == [old, *expected]
+
+
+def test_a_spool_without_a_notebook_is_read(tmp_path: Path) -> None:
+    """As an older rankd has left it."""
+    path = tmp_path / "a.spool"
+    fill(path, ["first", "last"])
+    whole = path.read_bytes()
+    head, about = whole[:28], whole[128:]
+    start = struct.unpack_from("<I", head, 12)[0]
+    about = about[: struct.unpack_from("<I", head, 24)[0]]
+    older = head[:12] + struct.pack("<I", 4_096) + head[16:28]
+    older += struct.pack("<I", zlib.crc32(about, zlib.crc32(older)))
+    path.write_bytes(older + whole[32:4_096] + whole[start:])
+    assert recovered(path) == ["first", "last"]
 
 
 def test_torn_at_every_byte(tmp_path: Path) -> None:

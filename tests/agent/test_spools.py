@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rankd.agent.identity import Identity, introduction
-from rankd.agent.outbox import MemoryStore
 from rankd.agent.spool import Spool, find_spools, owner, remove_unfinished
 from rankd.agent.spools import ABOUT_OUTPUT, ABOUT_SPOOL, open_store, tidy, what_is_left
+from rankd.agent.store import MemoryStore
 from rankd.collector.config import RankdConfig, SpoolConfig
 
 HELLO = introduction(Identity(3, 8, "test"), None, {"local_norm_kind": "increment"})

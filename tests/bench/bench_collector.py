@@ -3,9 +3,10 @@
 A driver pushes ready-made blocks of 700 norms over 8, 64 and 1,024 connections, as fast as they are acknowledged; what
 is counted is the CPU time of the collector's process, between two moments when it has nothing to do. The baseline, in
 the same run, is a process that takes the same messages over the same kind of socket and writes one `json.dumps` line a
-record.
+record. Also measured: what printing the same lines and writing them costs without sockets, order and journal, which is
+what limits the rest.
 
-    python tests/bench/bench_collector.py [--records 3000000] [--connections 8 64 1024] [--json FILE]
+    python -m tests.bench.bench_collector [--records 3000000] [--connections 8 64 1024]
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ import json
 import os
 import random
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,8 @@ from pathlib import Path
 import psutil
 import zmq
 
-from rankd.collector.protocol.records import Frame, NameTable
+from rankd.collector.memory import keep_freed_memory
+from rankd.collector.protocol.records import Frame, NameTable, Position, RankBlock
 from rankd.collector.protocol.wire import (
     Ack,
     Block,
@@ -44,9 +45,13 @@ from rankd.collector.protocol.wire import (
     encode_message,
     number_item,
 )
+from rankd.collector.sinks.speclog import SpecLogSink
+
+from .figures import Figure, command, median
 
 NORMS = 700
 NAMES = NameTable(tuple(f"decoder.layers.{i // 7}.self_attention.linear_{i % 7}.weight" for i in range(NORMS)))
+MILLION = 1e6
 # What one connection has on its way, in blocks; the agent's window is a mebibyte.
 WINDOW = 16
 
@@ -56,6 +61,7 @@ class Connection:
     """One rank: its socket, and how many of its blocks are sent and acknowledged."""
 
     socket: zmq.Socket[bytes]
+    rank: int
     body: bytes
     sent: int = 0
     acked: int = 0
@@ -81,7 +87,7 @@ def numbered(body: bytes, number: int) -> bytes:
 class Driver:
     """All connections to one receiver."""
 
-    def __init__(self, endpoint: str, connections: int) -> None:
+    def __init__(self, endpoint: str, connections: int, body: Callable[[int], bytes] = block_bytes) -> None:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4 * connections + 64)
         self._poller = zmq.Poller()
@@ -92,19 +98,27 @@ class Driver:
             socket.connect(endpoint)
             hello = Hello(rank.to_bytes(16, "little"), "", rank, connections, 1, "bench", os.getpid(), 0.0)
             socket.send(encode_message(hello))
-            self.connections[socket] = Connection(socket, block_bytes(rank))
+            self.connections[socket] = Connection(socket, rank, body(rank))
             self._poller.register(socket, zmq.POLLIN)
         for connection in self.connections.values():
             assert isinstance(decode_message(connection.socket.recv()), Welcome)
             connection.socket.send(encode_message(Data((encode_item(Table(1, 1, NAMES)),))))
 
-    def push(self, upto: int) -> None:
-        """Send each connection's blocks up to number `upto`, and wait until all of them are acknowledged."""
-        waiting = set(self.connections)
-        ready = deque(self.connections)
+    def push(self, upto: int, but: int = 0, sent: Callable[[int], object] = lambda _: None) -> None:
+        """Send each connection's blocks up to number `upto`, and wait until all of them are acknowledged.
+
+        Args:
+            but: so many of the last connections push nothing.
+            sent: called with a rank before something of it is sent.
+        """
+        sockets = list(self.connections)[: len(self.connections) - but]
+        waiting = {socket for socket in sockets if self.connections[socket].acked < upto}
+        ready = deque(socket for socket in sockets if socket in waiting)
         while waiting:
             while ready:
-                self._fill(self.connections[ready.popleft()], upto)
+                connection = self.connections[ready.popleft()]
+                sent(connection.rank)
+                self._fill(connection, upto)
             for socket, _ in self._poller.poll(30_000):
                 connection = self.connections[socket]
                 while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
@@ -116,8 +130,7 @@ class Driver:
                 else:
                     ready.append(socket)
 
-    @staticmethod
-    def _fill(connection: Connection, upto: int) -> None:
+    def _fill(self, connection: Connection, upto: int) -> None:
         numbers = range(connection.sent + 1, min(upto, connection.acked + WINDOW) + 1)
         if numbers:
             connection.socket.send(encode_message(Data(tuple(numbered(connection.body, n) for n in numbers))))
@@ -196,7 +209,9 @@ def json_receiver(output: str) -> None:
 @contextmanager
 def json_baseline(output: Path) -> Iterator[tuple[str, psutil.Process]]:
     """The baseline's process, and where it listens."""
-    process = subprocess.Popen([sys.executable, __file__, "--receive", str(output)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", __spec__.name, "--receive", str(output)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         yield process.stdout.readline().strip(), psutil.Process(process.pid)
@@ -206,8 +221,8 @@ def json_baseline(output: Path) -> Iterator[tuple[str, psutil.Process]]:
         process.stdout.close()
 
 
-def measure(kind: str, connections: int, records: int) -> dict[str, float]:
-    """Records per CPU second of the receiver's process, and per wall second."""
+def measure_once(kind: str, connections: int, records: int) -> dict[str, float]:
+    """Records per CPU second of the receiver's process, and per wall second; bytes of journal per record."""
     output = Path(tempfile.mkdtemp(prefix="rankd-bench-"))
     blocks = max(2, records // (NORMS * connections))
     receiver = rankd_collector if kind == "rankd" else json_baseline
@@ -216,48 +231,80 @@ def measure(kind: str, connections: int, records: int) -> dict[str, float]:
             driver = Driver(endpoint, connections)
             driver.push(1)
             cpu, wall = settled_cpu(process), time.monotonic()
+            journal = journal_bytes(output)
             driver.push(1 + blocks)
             wall = time.monotonic() - wall
             cpu = settled_cpu(process) - cpu
-            rss = process.memory_info().rss
+            journal = journal_bytes(output) - journal
             driver.close()
     finally:
         shutil.rmtree(output)
     done = blocks * connections * NORMS
-    return {"per_cpu_second": done / cpu, "per_second": done / wall, "rss_mb": rss / 2**20}
+    return {"per_cpu_second": done / cpu, "per_second": done / wall, "journal": journal / done}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def journal_bytes(output: Path) -> int:
+    return sum(path.stat().st_size for path in (output / ".rankd" / "journal").glob("*"))
+
+
+def text_only(records: int) -> float:
+    """Records per CPU second of the sink alone: lines printed, and written to 8 rank logs and the merged one."""
+    frames = [decode_item(number_item(block_bytes(rank), 1), known_tables()) for rank in range(8)]
+    count = max(1, records // (8 * NORMS))
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory(prefix="rankd-bench-") as folder:
+        sink = SpecLogSink(Path(folder))
+        before = time.process_time()
+        for step in range(1, count + 1):
+            sink.write([RankBlock(r, Position(1, step, 1), f.frames) for r, f in enumerate(frames) if type(f) is Block])
+        seconds = time.process_time() - before
+        sink.close()
+    return count * 8 * NORMS / seconds
+
+
+def known_tables() -> Tables:
+    tables = Tables()
+    tables.define(1, NAMES)
+    return tables
+
+
+def measure(args: argparse.Namespace) -> Iterator[Figure]:
+    records, repeat = (300_000, 1) if args.quick else (args.records, args.repeat)
+    rates: dict[int, float] = {}
+    journal = 0.0
+    for connections in args.connections:
+        rounds = [
+            (
+                measure_once("rankd", connections, records),
+                measure_once("json", connections, max(records // 10, 50_000)),
+                text_only(records // 4),
+            )
+            for _ in range(repeat)
+        ]
+        rates[connections] = median(r["per_cpu_second"] for r, _, _ in rounds)
+        journal = median(r["journal"] for r, _, _ in rounds)
+        of_limit = median(r["per_cpu_second"] / limit for r, _, limit in rounds)
+        wall = median(r["per_second"] for r, _, _ in rounds) / MILLION
+        name = f"records per CPU second, {connections} connections"
+        note = f"{of_limit:.2f} of printing and writing alone; {wall:.2f} M per wall second"
+        yield Figure(name, rates[connections] / MILLION, "M", 3.0, True, note)
+        against_json = median(r["per_cpu_second"] / b["per_cpu_second"] for r, b, _ in rounds)
+        yield Figure("  of one json.dumps a record", against_json, "x")
+    if 8 in rates and 1_024 in rates:
+        yield Figure("1,024 connections, of 8", rates[1_024] / rates[8], "x", 0.9, True)
+    wire = len(encode_message(Data((number_item(block_bytes(0), 10_000),))))
+    yield Figure("bytes of a norm on the wire", wire / NORMS, "bytes", 10)
+    yield Figure("bytes of a norm in the journal", journal, "bytes", 10)
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--records", type=int, default=3_000_000)
     parser.add_argument("--connections", type=int, nargs="+", default=[8, 64, 1_024])
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--receive", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.receive:
-        json_receiver(args.receive)
-        return
-    print(f"{NORMS} norms a block, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians of {args.repeat}")
-    results = []
-    for connections in args.connections:
-        rounds = [
-            (measure("rankd", connections, args.records), measure("json", connections, max(args.records // 10, 50_000)))
-            for _ in range(args.repeat)
-        ]
-        per_cpu = statistics.median(r["per_cpu_second"] for r, _ in rounds)
-        ratio = statistics.median(r["per_cpu_second"] / b["per_cpu_second"] for r, b in rounds)
-        wall = statistics.median(r["per_second"] for r, _ in rounds)
-        rss = max(r["rss_mb"] for r, _ in rounds)
-        print(
-            f"{connections:5} connections: {per_cpu / 1e6:.2f} M records per CPU second, "
-            f"{wall / 1e6:.2f} M/s acknowledged, {ratio:.1f} x one json.dumps a record, {rss:.0f} MB",
-            flush=True,
-        )
-        results.append({"connections": connections, "per_cpu_second": per_cpu, "ratio_to_json": ratio, "rss_mb": rss})
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--receive"]:
+        json_receiver(sys.argv[2])
+    else:
+        command(__doc__, measure, declare)

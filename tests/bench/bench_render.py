@@ -1,20 +1,24 @@
 """How many lines a second the text logs take, against one `json.dumps` a record in the same run.
 
-Run as a script: `python tests/bench/bench_render.py [NAMES] [BLOCKS]`. A line is counted once, though it is made for
-the rank's log and for the merged log; so "3 M lines/s" writes six million.
+A line is counted once, though it is made for the rank's log and for the merged log; so "3 M lines/s" prints six
+million.
+
+    python -m tests.bench.bench_render [--names 700] [--blocks 200]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from rankd.collector.protocol.records import Frame, NameTable, Position, RankBlock
 from rankd.collector.protocol.speclog import Renderer, merged_text, parse
+
+from .figures import Figure, command
 
 # The best of several runs: the others measure what else the machine was doing.
 _RUNS = 5
@@ -55,23 +59,26 @@ def dump(released: list[RankBlock]) -> Iterator[bytes]:
 def _best(work: Callable[[], Iterable[object]]) -> float:
     times = []
     for _ in range(_RUNS):
-        start = time.perf_counter()
+        start = time.process_time()
         deque(work(), maxlen=0)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return min(times)
 
 
-def main() -> None:
-    names, count = (int(a) for a in (sys.argv[1:] + ["700", "200"][len(sys.argv) - 1 :])[:2])
-    released = blocks(names, count)
+def measure(args: argparse.Namespace) -> Iterator[Figure]:
+    released = blocks(args.names, 20 if args.quick else args.blocks)
     rank_lines = b"".join(list(render(released))[::2]).splitlines(keepends=True)
     lines = sum(frame.record_count for block in released for frame in block.frames)
     rendered, dumped = lines / _best(lambda: render(released)), lines / _best(lambda: dump(released))
-    parsed = lines / _best(lambda: parse(rank_lines, rank=3))
-    print(f"rank + merged text: {rendered:12,.0f} lines/s")
-    print(f"json.dumps a record:{dumped:12,.0f} lines/s, ratio {rendered / dumped:.1f}")
-    print(f"parse:              {parsed:12,.0f} lines/s")
+    yield Figure("lines a second, rank and merged text", rendered / 1e6, "M")
+    yield Figure("  of one json.dumps a record", rendered / dumped, "x")
+    yield Figure("lines a second, parsed", lines / _best(lambda: parse(rank_lines, rank=3)) / 1e6, "M")
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--names", type=int, default=700)
+    parser.add_argument("--blocks", type=int, default=200)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, declare)

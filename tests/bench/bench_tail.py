@@ -1,19 +1,22 @@
 """How soon `rankd tail` shows lines of a log of some gigabytes, and what the index costs the collector.
 
-Run as a script: `python tests/bench/bench_tail.py [GIGABYTES] [RANKS] [FOLDER]`. The log is made cheaply: a step's
-blocks are rendered once, and their text is written again and again with another step's number in the headers, and the
-index with it. Baselines of the same run: an empty Python, and reading the last 1 % of the log.
+The log is made cheaply: a step's blocks are rendered once, and their text is written again and again with another
+step's number in the headers, and the index with it. Baselines of the same run: an empty Python, and reading the last
+1 % of the log.
+
+    python -m tests.bench.bench_tail [--gigabytes 0.5] [--ranks 8] [--folder DIR]
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rankd.collector.protocol.records import Frame, NameTable, Position, RankBlock
@@ -22,6 +25,8 @@ from rankd.collector.sinks.gzipped import compress
 from rankd.collector.sinks.merged_index import MERGED_INDEX, IndexWriter
 from rankd.collector.sinks.parts import part_path
 from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink
+
+from .figures import Figure, command
 
 _NAMES = 60
 _RUNS = 5
@@ -75,15 +80,14 @@ def rotate(output: Path) -> None:
     log.write_bytes(rest)
 
 
-def timed(*command: object) -> str:
-    """The best of several runs: seconds on the clock, and of CPU time, which a busy machine changes less."""
-    times, cpu = [], []
+def timed(*command: object) -> float:
+    """CPU seconds, the best of several runs."""
+    cpu = []
     for _ in range(_RUNS):
-        start, before = time.perf_counter(), _cpu_of_children()
+        before = _cpu_of_children()
         subprocess.run([*map(str, command)], stdout=subprocess.DEVNULL, check=True)
-        times.append(time.perf_counter() - start)
         cpu.append(_cpu_of_children() - before)
-    return f"{min(times):6.3f} s, CPU {min(cpu):6.3f} s"
+    return min(cpu)
 
 
 def _cpu_of_children() -> float:
@@ -133,40 +137,40 @@ def cost_of_index(names: int) -> tuple[float, float]:
     return len(blocks) / min(times[False]), len(blocks) / min(times[True])
 
 
-def main() -> None:
-    """Make the log, measure, print."""
-    gigabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 3.0
-    ranks = int(sys.argv[2]) if len(sys.argv) > 2 else 8
-    with tempfile.TemporaryDirectory(dir=sys.argv[3] if len(sys.argv) > 3 else None) as folder:
+def measure(args: argparse.Namespace) -> Iterator[Figure]:
+    gigabytes = 0.05 if args.quick else args.gigabytes
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         output = Path(folder) / "run"
-        steps = make_log(output, int(gigabytes * 1e9), ranks)
-        size, index = ((output / name).stat().st_size for name in (MERGED_LOG, MERGED_INDEX))
-        print(f"merged.log: {size / 1e9:.2f} GB, {ranks} ranks, {steps} steps; index: {index / 1e3:.0f} kB")
+        steps = make_log(output, int(gigabytes * 1e9), args.ranks)
+        size = (output / MERGED_LOG).stat().st_size
         tail = (sys.executable, "-m", "rankd.collector", "tail", output)
-        print(f"an empty Python: {timed(sys.executable, '-c', 'pass')}")
-        print(f"tail -c of the last 1 %: {timed('tail', '-c', size // 100, output / MERGED_LOG)}")
+        start = timed(sys.executable, "-c", "pass")
+        yield Figure("an empty Python", start, "s CPU")
+        last = timed("tail", "-c", size // 100, output / MERGED_LOG)
+        yield Figure(f"tail -c of the last 1 % of {size / 1e9:.2f} GB", last, "s CPU")
         middle = steps // 2
-        for indexed in ("with", "rotated and compressed, with", "rotated and compressed, without"):
+        for indexed in ("with", "rotated, compressed, with", "rotated, compressed, without"):
             if indexed.startswith("rotated") and (output / MERGED_LOG).stat().st_size > _PART:
                 started = time.process_time()
                 rotate(output)
                 packed = sum(path.stat().st_size for path in output.glob("merged.log.*"))
-                seconds = time.process_time() - started
-                print(f"compressed to {packed / 1e9:.2f} GB, {size / seconds / 1e6:,.0f} MB/s of one processor")
-            few = timed(*tail, "--step", f"{middle}:{middle + 1}", "--rank", 3)
-            print(f"{indexed} index:")
-            print(f"  -n 100 --rank 3:    {timed(*tail, '-n', 100, '--rank', 3)}")
-            print(f"  --step {middle}:      {first_line(*tail, '--step', f'{middle}:'):6.3f} s to the first line")
-            print(f"  two steps --rank 3: {few}")
+                yield Figure("compressed parts, of the text", packed / size, "x")
+                yield Figure("compressing", size / (time.process_time() - started) / 1e6, "MB/s of one processor")
+            yield Figure(f"rankd tail -n 100 --rank 3, {indexed} index", timed(*tail, "-n", 100, "--rank", 3), "s CPU")
+            line = first_line(*tail, "--step", f"{middle}:")
+            yield Figure(f"rankd tail --step {middle}: to the first line, {indexed} index", line, "s")
             if indexed.startswith("rotated"):
                 (output / MERGED_INDEX).unlink(missing_ok=True)
     for names in (0, 700):
         without, with_index = cost_of_index(names)
-        print(
-            f"sink, a loss and {names} norms: {without:,.0f} blocks/s without index, {with_index:,.0f} with it, "
-            f"ratio {without / with_index:.3f}"
-        )
+        yield Figure(f"sink with an index, of one without: {names} norms", without / with_index, "x CPU")
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gigabytes", type=float, default=0.5)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--folder", help="where the log is made; default: a temporary one")
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, declare)

@@ -32,6 +32,7 @@ def test_defaults() -> None:
         "exit_timeout": 5.0,
         "spool": {"directory": None, "size": 64 * MIB},
         "journal": {"segment_size": 64 * MIB, "durability": "process", "keep": None},
+        "profile": {"sessions": 50, "size": None},
         "logs": {
             "rotate_size": None,
             "rotate_every": None,

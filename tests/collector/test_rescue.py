@@ -81,17 +81,21 @@ def test_a_rank_that_is_heard_is_left_alone(watch: Watch) -> None:
 
 
 def test_a_silent_rank_that_lives_is_asked_again_later(watch: Watch) -> None:
-    """Three beats late: its spool is locked; it is not given up, and looked at again some seconds later only."""
-    spool, _, hello = watch.spool()
+    """Three beats late: its spool is locked; it is not given up, and looked at again some seconds later only.
+
+    As long as it is locked nothing is started: on a busy machine all ranks may be late.
+    """
+    _, outbox, hello = watch.spool()
     watch.run.apply(Opened(hello))
     watch.liveness.rejoined(0, 0.0)
-    watch.rescue.due(3.0)
-    assert watch.finish(4.0) == []
-    watch.rescue.due(8.0)
+    assert watch.rescue.due(3.0) == []
     assert started() == []
-    watch.rescue.due(9.1)
+    outbox.close()
+    watch.rescue.due(7.9)
+    assert started() == []
+    watch.rescue.due(8.9)
     assert len(started()) == 1
-    spool.close(delivered=True)
+    assert [str(entry) for entry in watch.finish(9.0)] == ["Lost(rank=0, silent=9.0, gone=True)"]
 
 
 def test_a_silent_rank_whose_process_is_gone_is_given_up_at_once(watch: Watch) -> None:
@@ -109,7 +113,8 @@ def test_a_silent_rank_whose_process_is_gone_is_given_up_at_once(watch: Watch) -
 
 def test_a_spool_that_nobody_claims_is_given_time_to_say_hello(watch: Watch) -> None:
     """A process that has just started is not looked at; one that never comes is, before the end."""
-    spool, _, _ = watch.spool()
+    spool, outbox, _ = watch.spool()
+    outbox.close()
     watch.rescue.due(0.0)
     watch.rescue.due(2.0)
     assert started() == []
@@ -118,9 +123,10 @@ def test_a_spool_that_nobody_claims_is_given_time_to_say_hello(watch: Watch) -> 
     watch.rescue.due(3.1)
     assert len(started()) == 1
     assert watch.finish(4.0) == []
-    spool.close(delivered=True)
+    assert not spool.path.exists()
 
 
+@pytest.mark.slow
 def test_what_somebody_else_delivers_is_waited_for_at_the_end(watch: Watch) -> None:
     """They may fail: it is tried again each second; and once they have let go, it is delivered before the end."""
     spool, outbox, _ = watch.spool()
@@ -128,17 +134,17 @@ def test_what_somebody_else_delivers_is_waited_for_at_the_end(watch: Watch) -> N
     watch.rescue.due(3.0)
     assert watch.finish(4.0) == []
     assert not watch.rescue.settled(5.0, 5.0)
-    assert len(started()) == 1
-    watch.finish(5.5)
     assert not watch.rescue.settled(5.9, 5.0)
     assert started() == []
     outbox.close()
     assert not watch.rescue.settled(6.1, 5.0)
+    assert len(started()) == 1
     watch.finish(7.0)
     assert watch.rescue.settled(7.1, 5.0)
     assert (watch.rescue.left(), spool.path.exists()) == ([], False)
 
 
+@pytest.mark.slow
 def test_what_nobody_lets_go_of_is_left_and_named(watch: Watch) -> None:
     """The end is put off for some seconds, not for ever."""
     spool, _, _ = watch.spool()
@@ -152,6 +158,7 @@ def test_what_nobody_lets_go_of_is_left_and_named(watch: Watch) -> None:
     spool.close(delivered=True)
 
 
+@pytest.mark.slow
 def test_what_an_older_process_left_elsewhere_is_found(watch: Watch) -> None:
     """Another process has its rank, and the collector looks for temporary files in another directory than both."""
     older, outbox, hello = watch.spool(there=True)
@@ -165,6 +172,7 @@ def test_what_an_older_process_left_elsewhere_is_found(watch: Watch) -> None:
     assert not older.path.exists()
 
 
+@pytest.mark.slow
 def test_a_delivery_does_not_outlive_the_collector(tmp_path: Path) -> None:
     """Killed itself, it cannot end it; left alone, that would hold the lock, and nobody else could deliver."""
     path = tmp_path / "rank_0.spool"

@@ -492,3 +492,56 @@ def test_lost_is_read_as_an_earlier_journal_has_it() -> None:
     """An entry without the reason, and with it."""
     assert decode_entry(msgpack.packb(["lost", 2, 61.0])) == Lost(2, 61.0)
     assert decode_entry(encode_entry(Lost(2, 3.0, gone=True))) == Lost(2, 3.0, gone=True)
+
+
+@pytest.mark.parametrize(("comes_again", "states"), [(False, ["rank_away"]), (True, [])])
+def test_a_rank_that_had_ended_and_does_not_come_again_is_not_missing(comes_again: bool, states: list[str]) -> None:
+    """Rank 1 alone is started again, and goes back; or all are, and rank 0 only takes its time."""
+    core = Core()
+    for one in (training(0, 2), training(1, 2, goodbye=None)):
+        core.open(one)
+        core.deliver(one)
+    again = [training(rank, 2, process=2) for rank in (1, 0)]
+    core.open(again[0])
+    core.deliver(again[0])
+    assert core.run.ranks[0].state is RankState.EXPECTED
+    if comes_again:
+        core.open(again[1])
+        core.deliver(again[1])
+    else:
+        core.apply(Lost(0, 61.0))
+    core.apply(Ended())
+    assert (core.run.finished, core.run.missing()) == (True, [])
+    kinds = [c.kind for c in core.released if isinstance(c, Comment) and c.rank is None]
+    assert kinds == ["attempt", *states, "attempt", "end"]
+    second = [rank for attempt, _, _, rank in where(core.released) if attempt == 2]
+    assert set(second) == ({0, 1} if comes_again else {1})
+
+
+def test_a_rank_that_had_failed_and_does_not_come_again_is_missing() -> None:
+    """It ended early, so its second process was to make up for that."""
+    core = Core()
+    for one in (training(0, 2, goodbye="RuntimeError: x"), training(1, 2, goodbye=None)):
+        core.open(one)
+        core.deliver(one)
+    again = training(1, 2, process=2)
+    core.open(again)
+    core.deliver(again)
+    core.apply(Lost(0, 61.0))
+    assert (core.run.finished, core.run.missing()) == (False, [0])
+
+
+def test_a_lost_rank_of_a_larger_world_that_is_heard_again_keeps_nobody_waiting() -> None:
+    """Its process was stopped, say, when the others went on without it."""
+    core = Core()
+    for one in (training(rank, 2, goodbye=None) for rank in range(2)):
+        core.open(one)
+        core.deliver(one)
+    core.apply(Lost(1, 61.0))
+    alone = training(0, 1, process=2)
+    core.open(alone)
+    core.apply(Back(1))
+    core.deliver(alone)
+    assert core.run.ranks[1].state is RankState.CLOSED
+    assert core.run.finished
+    assert not comments(core.released, "rank_back")

@@ -33,6 +33,9 @@ class Now:
     def get(self, rank: int) -> Rank | None:
         return next((each for each in self.connected() if each.rank == rank), None)
 
+    def left(self, rank: int) -> str | None:
+        return None if rank in self.steps else "lost"
+
 
 def decided(moves: Sequence[Move]) -> Facts:
     """What was decided, and told to somebody after that."""

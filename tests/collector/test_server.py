@@ -8,12 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zmq
-from tests.support import PATIENCE, CollectorProcess, Peer, check_logs, records_of, wait_for
+from tests.support import PATIENCE, SOON, CollectorProcess, Peer, check_logs, records_of, wait_for
 
 from rankd.collector.protocol.records import Comment
 from rankd.collector.protocol.speclog import parse
@@ -26,29 +26,6 @@ from rankd.collector.protocol.wire import (
 )
 
 from .streams import Training, hello, training
-
-
-@pytest.fixture
-def collector(tmp_path: Path) -> Iterator[CollectorProcess]:
-    """A collector that is gone after the test."""
-    it = CollectorProcess(tmp_path / "out")
-    yield it
-    if it.process.poll() is None:
-        it.kill()
-
-
-@pytest.fixture
-def peers(collector: CollectorProcess) -> Iterator[Callable[[], Peer]]:
-    """Makes peers that are closed after the test."""
-    made: list[Peer] = []
-
-    def make() -> Peer:
-        made.append(Peer(collector))
-        return made[-1]
-
-    yield make
-    for peer in made:
-        peer.close()
 
 
 def whole(one: Training) -> Data:
@@ -194,7 +171,7 @@ def test_a_second_live_process_of_a_rank_waits_until_the_first_is_silent(
 
 def test_a_rank_that_never_comes_is_named_and_the_status_says_so(tmp_path: Path) -> None:
     """Rank 1 of 2 is never heard: the log goes on after lost_after, and the collector ends with 1 after linger."""
-    collector = CollectorProcess(tmp_path / "out", lost_after=0.6)
+    collector = CollectorProcess(tmp_path / "out", lost_after=0.6, linger=SOON)
     peer = Peer(collector)
     one = training(0, 2)
     peer.welcome(one.hello)

@@ -146,12 +146,18 @@ def test_one_rank_profiled_and_no_other(run: Run) -> None:
 
 def test_the_profile_stands_in_the_log_of_its_rank(run: Run) -> None:
     """One line: the steps, the size, and where it is."""
-    (told,) = (comment for comment in run.content if isinstance(comment, Comment) and comment.kind == "profile")
+    comments = [each for each in run.content if isinstance(each, Comment) and each.kind == "profile"]
+    (told,) = (comment for comment in comments if comment.rank is not None)
     (trace,) = (run.folder / "profile").glob("*/*_ascend_ms")
-    size = sum(path.stat().st_size for path in trace.rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in trace.rglob("*") if path.is_file() and path.name != "rankd.json")
     assert told.rank == PROFILER["profiler_rank"][0]
     steps = f"{PROFILER['start_step']}..{PROFILER['end_step']}"
-    assert told.text == f"done: steps {steps}, {size} bytes in {trace}"
+    assert told.text.startswith(f"done: steps {steps}, {size} bytes in {trace}, export ")
+    ours = [comment.text for comment in comments if comment.rank is None]
+    assert ours == [
+        f"static steps {steps} on rank {told.rank}",
+        f"static done: steps {steps} on rank {told.rank}, {size} bytes",
+    ]
     # In a block of its step; only after the last step, when there is none to come, it is late.
     late = {comment.text for comment in run.content if isinstance(comment, Comment) and comment.kind == "late"}
     assert late <= {f"attempt 1 step {STEPS}"}

@@ -64,13 +64,15 @@ def run(program: str, out: Path, blocking: bool = True) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-@pytest.mark.parametrize(("first", "recorded"), [(1, [5, 6, 7]), (6, [6, 7])], ids=["from the start", "resumed"])
+@pytest.mark.parametrize(
+    ("first", "recorded"), [(1, list(range(5, 15))), (13, [13, 14])], ids=["from the start", "resumed"]
+)
 def test_exactly_the_steps_of_the_window_are_recorded(first: int, recorded: list[int], tmp_path: Path) -> None:
-    """Counted by the operators in the trace: those of 5..7, or of what a resume leaves of them."""
+    """Counted by the operators in the trace: the ten of 5..14, or what a resume leaves of them (Ascend/pytorch 167)."""
     seen = run(
         f"""
-        session = ProfilerSession(Window(5, 7), ProfilerOptions(), out / "rank_1")
-        train(session, {first}, 9)
+        session = ProfilerSession(Window(5, 14), ProfilerOptions(), out / "rank_1")
+        train(session, {first}, 16)
         session.close(60)
         print(json.dumps([facts(session.report), tanh_count(session.report)]))
         """,
@@ -104,29 +106,6 @@ def test_operators_of_the_step_before_that_still_run_are_not_in_the_window(tmp_p
     )
     report, count = seen
     assert (report["state"], report["steps"], count) == ("done", [3, 4], 20)
-
-
-def test_two_windows_one_after_the_other_in_one_process(tmp_path: Path) -> None:
-    """Each has its own output with its own steps; the second with every option on."""
-    seen = run(
-        """
-        first = ProfilerSession(Window(2, 3), ProfilerOptions(stack=False), out / "rank_0")
-        train(first, 1, 4)
-        first.close(60)
-        options = ProfilerOptions(level=2, mstx=True, memory=True)
-        second = ProfilerSession(Window(6, 6), options, out / "rank_0")
-        train(second, 5, 7, tanh_per_step=3)
-        second.close(60)
-        reports = [first.report, second.report]
-        print(json.dumps([[facts(r) for r in reports], [tanh_count(r) for r in reports]]))
-        """,
-        tmp_path,
-    )
-    reports, counts = seen
-    assert [report["state"] for report in reports] == ["done", "done"], reports
-    assert counts == [8, 3]
-    assert reports[0]["path"] != reports[1]["path"]
-    assert len(list((tmp_path / "rank_0").iterdir())) == 2
 
 
 def test_training_that_ends_inside_the_window_leaves_what_was_recorded(tmp_path: Path) -> None:

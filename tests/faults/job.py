@@ -109,7 +109,12 @@ class Job:
             told = [
                 Told.read(self._told, rank, each.orders.tag) for each in self._processes if rank in each.orders.ranks
             ]
-            _check_rank(rank, told, logged[rank])
+            try:
+                _check_rank(rank, told, logged[rank])
+            except AssertionError as e:
+                # A process without a spool file, for want of room, says so: what it loses is no wonder.
+                said = [each.said() for each in self._processes]
+                raise AssertionError(f"{e}; the processes said {said}") from None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.faults.conftest import Site
-from tests.support import wait_for
+from tests.support import SOON, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_a_rank_that_ends_early(site: Site) -> None:
 
 def test_a_rank_that_never_comes(site: Site) -> None:
     """Rank 1 of 2 is never started: it is lost, named, and stands in the table; the status says so."""
-    collector = site.collector(lost_after=1.0)
+    collector = site.collector(lost_after=1.0, linger=SOON)
     site.job.start([0], 2, last=20).ended()
     status, said = collector.ended()
     assert status == 1

@@ -12,6 +12,7 @@ import pytest
 from tests.support import (
     LOOP,
     PATIENCE,
+    SOON,
     YAML,
     CollectorProcess,
     collected,
@@ -44,13 +45,18 @@ def test_os_exit_leaves_everything_in_the_spool(tmp_path: Path) -> None:
     body = """
     a = Agent.from_yaml("train.yaml", model=Model())
     train(a)
-    os._exit(7)
+    with a.step(4):
+        a.log_many({f"scalar_{i}": i for i in range(3_000)}, level="micro_step")
+        a.log("last", 0.5)
+        os._exit(7)
     """
-    collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
+    collector = CollectorProcess(tmp_path / "out", lost_after=600.0, linger=SOON)
     assert finish(script(tmp_path, body, yaml=AWAY)) == (7, "")
     collector.ends(1)
     content = contents(tmp_path)
     assert values(content, "local_loss") == EVERYTHING
+    assert [values(content, f"scalar_{i}") for i in range(3_000)] == [{(4, 1): float(i)} for i in range(3_000)]
+    assert values(content, "last") == {(4, None): 0.5}
     (lost,) = comments(content)["rank_lost"]
     assert "its process is gone" in lost
 
@@ -63,7 +69,7 @@ def test_sigterm_without_a_handler(tmp_path: Path) -> None:
     train(a)
     os.kill(os.getpid(), 15)
     """
-    collector = CollectorProcess(tmp_path / "out", lost_after=600.0)
+    collector = CollectorProcess(tmp_path / "out", lost_after=600.0, linger=SOON)
     assert finish(script(tmp_path, body, yaml=AWAY)) == (-signal.SIGTERM, "")
     collector.ends(1)
     assert values(contents(tmp_path), "local_loss") == EVERYTHING
@@ -218,7 +224,7 @@ def test_a_worker_that_outlives_its_rank_does_not_keep_the_spool(tmp_path: Path)
     read_until(process, "child")
     process.kill()
     process.wait()
-    collector = CollectorProcess(tmp_path / "out")
+    collector = CollectorProcess(tmp_path / "out", linger=SOON)
     done = recover(tmp_path, "--output", "out", "--timeout", "20")
     # The child lives still: it has been waiting for this.
     process.stdin.close()
@@ -231,6 +237,9 @@ def test_a_worker_that_outlives_its_rank_does_not_keep_the_spool(tmp_path: Path)
 def test_ctrl_c_while_closing_keeps_the_spool(tmp_path: Path) -> None:
     """A person who does not want to wait for the exit loses nothing."""
     body = """
+    import signal
+    # Ignored where the tests were started in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     a = Agent.from_yaml("train.yaml", model=Model())
     train(a)
     print("closing", flush=True)
@@ -244,7 +253,7 @@ def test_ctrl_c_while_closing_keeps_the_spool(tmp_path: Path) -> None:
         time.sleep(0.05)
     rest(process)
     assert process.returncode not in (0, None)
-    collector = CollectorProcess(tmp_path / "out")
+    collector = CollectorProcess(tmp_path / "out", linger=SOON)
     recover(tmp_path, "--output", "out")
     collector.ended()
     assert values(contents(tmp_path), "local_loss") == EVERYTHING

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -107,6 +109,24 @@ def test_a_link_that_is_cut_for_ten_seconds_costs_nothing(folder: Path) -> None:
         assert not reached(output, 45)
         nodes.join()
         wait_until_ended(output, folder)
+    check(output, folder)
+
+
+def test_the_collectors_node_comes_back_with_another_address(folder: Path) -> None:
+    """Its address goes, and the collector with it; started again at another one, all find it by the connection file."""
+    output, another = folder / "out", "10.99.0.3"
+    with two_nodes() as nodes:
+        start_ranks(nodes, (output, output), folder, MS_SCHED_HOST=ADDRESSES[0])
+        wait_for(lambda: reached(output, 15), PATIENCE)
+        first = json.loads((output / ".rankd" / "connection.json").read_text())
+        assert ADDRESSES[0] in first["endpoint"]
+        nodes.move(0, ADDRESSES[0], another)
+        os.kill(first["pid"], signal.SIGKILL)
+        command = [sys.executable, "-m", "rankd.collector", "collect", str(output), "--near", another]
+        collector = nodes.start(0, command, folder, os.environ, folder / "collector.txt")
+        wait_until_ended(output, folder)
+        assert collector.wait(PATIENCE) == 0
+    assert f"on tcp://{another}:" in (folder / "collector.txt").read_text()
     check(output, folder)
 
 

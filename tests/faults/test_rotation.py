@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -57,6 +58,11 @@ def following(log: Path) -> list[Reader]:
     return [Reader(["tail", "-n", "+1", "-F", log]), Reader(ours)]
 
 
+def have_seen(readers: list[Reader], text: bytes) -> bool:
+    """All of them have printed it, not long ago."""
+    return all(text in reader.seen[-100_000:] for reader in readers)
+
+
 def test_tail_through_rotation_compression_and_kills(tmp_path: Path) -> None:
     """COMPLAINTS 21: `tail -F` and `rankd tail -f` run through a dozen rotations and two kills of the collector."""
     output = tmp_path / "out"
@@ -80,8 +86,7 @@ def test_tail_through_rotation_compression_and_kills(tmp_path: Path) -> None:
             wait_for(log.exists)  # otherwise tail(1) looks once in some seconds only, also later on
             readers = following(log)
         # tail(1) sees each part if it has the time to: it knows names, not bytes.
-        step = b'"step": %d }' % (4 * number + 3)
-        wait_for(lambda step=step, those=readers: all(step in each.seen[-100_000:] for each in those))  # type: ignore[misc]
+        wait_for(functools.partial(have_seen, readers, b'"step": %d }' % (4 * number + 3)))
     assert collector.ended()[0] == 0, collector.said()
     parts = parts_of(log)
     assert len(parts) >= 10

@@ -65,7 +65,7 @@ CONFIG = {
     "training": {"steps": 3, "local_batch_size": 1, "global_batch_size": 4},
     "monitor": {"train_state": {"local_norm": "weight", "device_norm": True, "local_loss": True, "device_loss": True}},
     "callbacks": [{"type": "RankdCallback", "auto_register": "rankd_callback.RankdCallback"}],
-    "rankd": {"output": "out"},
+    "rankd": {"output": "out", "exit_timeout": 60},
 }
 """
 

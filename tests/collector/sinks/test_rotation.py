@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rankd.collector.sinks.files import LogFiles
 from rankd.collector.sinks.parts import (
+    LogReader,
     compressed_path,
     layout_of,
     log_of_part,
@@ -124,7 +125,6 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(moves=moves)
 def test_any_sequence_of_writes_kills_and_restarts_makes_the_same_log(moves: list[tuple[str, str, int]]) -> None:
     """Rotated anywhere, killed anywhere, torn, half compressed: the parts together are what was written, always."""
@@ -148,7 +148,6 @@ def test_any_sequence_of_writes_kills_and_restarts_makes_the_same_log(moves: lis
         world.kill()
 
 
-@settings(max_examples=60)
 @given(
     counts=st.lists(st.integers(1, 8), min_size=1, max_size=5),
     faults=st.lists(
@@ -171,14 +170,34 @@ def test_what_was_lost_is_made_again_from_the_journal(counts: list[int], faults:
             damage(world, how, amount)
         world.start()
         world.write()
-        layout, text = layout_of(world.log), world.text
-        # In the directory's own words: what is there stands where it belongs, apart from edited letters.
-        assert layout.end == len(text)
-        assert layout.holes() == []
-        assert len(whole_log(world.log)) == len(text) - layout.start
-        if all(how != "edited" for how, _ in faults):
-            assert whole_log(world.log) == text[layout.start :]
+        text = world.text
+        assert layout_of(world.log).end == len(text)
+        with LogReader(world.log) as log:
+            for start, end in log.pieces():
+                # What is there stands where it belongs, apart from what replaced letters before a checkpoint.
+                there = log.read(start, end - start)
+                assert len(there) == end - start
+                assert there == text[start:end] or any(how in ("edited", "zeros") for how, _ in faults)
         world.kill()
+
+
+def test_all_parts_moved_away(tmp_path: Path) -> None:
+    """Into an archive, say: the log goes on where it was, and keeps its place also for the next restart."""
+    world = World(tmp_path)
+    for _ in range(9):
+        world.write()
+    world.checkpoint()
+    base = layout_of(world.log).base
+    for _ in range(3):
+        world.kill()
+        for part in parts_of(world.log):
+            part.path.unlink()
+        world.start()
+        world.write()
+        world.checkpoint()
+    assert layout_of(world.log).start >= base
+    assert whole_log(world.log) == world.text[layout_of(world.log).start :]
+    world.kill()
 
 
 def test_time_alone_rotates_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

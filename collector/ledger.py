@@ -1,0 +1,140 @@
+"""The run as it lies on disk: the journal, the state that its entries make, and the logs that follow from them.
+
+Whatever changes the run is appended to the journal first, then applied to the state; what that releases goes to the
+logs. A write that is not possible is tried again until it is (`patience`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from .config import RankdConfig
+from .entries import Checkpoint, Entry, decode_entry, encode_entry
+from .fallbacks import Fallbacks
+from .journal import Journal
+from .outputs import sink_of
+from .patience import PatientWriting
+from .run import Released, Run
+from .sinks.sink import Sink
+from .sinks.speclog import MERGED_LOG
+
+__all__ = ["Ledger"]
+
+log = logging.getLogger("rankd.collector")
+
+
+class Ledger:
+    """The journal, the run and its sinks, recovered.
+
+    Args:
+        config: the `rankd:` section.
+        journal: the journal's directory.
+        latest: a sink that sees all that is released.
+        writing: tries writes again.
+
+    Attributes:
+        run: the state. Only `commit` and `apply` change it.
+
+    Raises:
+        RankdError: the journal cannot be read.
+    """
+
+    def __init__(self, config: RankdConfig, journal: Path, latest: Sink, writing: PatientWriting) -> None:
+        self._journal = Journal(
+            journal,
+            segment_size=config.journal.segment_size,
+            durability=config.journal.durability,
+            keep=config.journal.keep,
+        )
+        self._sink = sink_of(config, self._host_of, latest)
+        self._writing = writing
+        self.run = Run(self._journal.fetch)
+        self._fallbacks = Fallbacks()
+        self._recover()
+
+    def append(self, entries: Sequence[Entry]) -> list[int]:
+        """The journal has them then; their references."""
+        payloads = [encode_entry(entry) for entry in entries]
+        references: list[int] = []
+        self._writing.until_possible("the journal", lambda: references.extend(self._journal.append(payloads)))
+        return references
+
+    def apply(self, entries: Sequence[Entry], references: Sequence[int]) -> None:
+        """Apply what was appended, and write what it releases."""
+        released: list[Released] = []
+        for entry, reference in zip(entries, references, strict=True):
+            released += self.run.apply(entry, reference)
+        self._write(released)
+        if self._journal.due:
+            self._next_segment()
+
+    def commit(self, entries: Sequence[Entry]) -> None:
+        """Append and apply."""
+        self.apply(entries, self.append(entries))
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self._sink.close()
+        self._journal.close()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _host_of(self, rank: int) -> str:
+        session = self.run.intake.current(rank)
+        return "" if session is None else session.hello.host
+
+    def _write(self, released: list[Released]) -> None:
+        try:
+            self._sink.write(released)
+        except OSError as e:
+            self._writing.report("the logs", e)
+            self._writing.until_possible("the logs", self._sink.retry)
+
+    def _next_segment(self) -> None:
+        """Only when all that was applied is also written."""
+        sizes = self._sink.sizes()
+        checkpoint = encode_entry(Checkpoint(self.run.freeze(), sizes))
+        self._writing.until_possible("the journal", lambda: self._journal.rotate(checkpoint))
+        self._sink.checkpointed(sizes)
+        needed = self.run.oldest_needed(otherwise=self._journal.end)
+        kept_from = self._fallbacks.passed(sizes.get(MERGED_LOG, 0), needed)
+        for path in [] if kept_from is None else self._journal.forget(kept_from):
+            log.info("deleted %s (rankd.journal.keep)", path)
+
+    def _recover(self) -> None:
+        """Make the run's state again from the journal, and complete what the logs miss."""
+        begun = False
+        for reference, payload in self._journal.replay(self._can_start_from, self._has_what_waits):
+            entry = decode_entry(payload)
+            if not begun:
+                begun = True
+                self._sink.resume(entry.sizes if isinstance(entry, Checkpoint) else {})
+                if isinstance(entry, Checkpoint):
+                    self.run = Run.thaw(entry.state, self._journal.fetch)
+                    needed = self.run.oldest_needed(otherwise=reference)
+                    self._fallbacks = Fallbacks(entry.sizes.get(MERGED_LOG, 0), needed)
+            if not isinstance(entry, Checkpoint):
+                self._write(self.run.apply(entry, reference))
+        self._sink.settle()
+        if self.run.intake.sessions:
+            log.info("recovered %d sessions from the journal", len(self.run.intake.sessions))
+
+    def _can_start_from(self, payload: bytes) -> bool:
+        """Not from a checkpoint that a log is shorter than (power failure, truncation): what is missing is rendered."""
+        checkpoint = decode_entry(payload)
+        return (
+            isinstance(checkpoint, Checkpoint)
+            and self._sink.reaches(checkpoint.sizes)
+            and self._has_what_waits(payload)
+        )
+
+    def _has_what_waits(self, payload: bytes) -> bool:
+        """What waited at this checkpoint can be read back (`rankd.journal.keep` may have deleted it)."""
+        checkpoint = decode_entry(payload)
+        if not isinstance(checkpoint, Checkpoint):
+            return False
+        run = Run.thaw(checkpoint.state, self._journal.fetch)
+        oldest = run.oldest_needed(otherwise=0)
+        return not oldest or self._journal.holds(oldest)

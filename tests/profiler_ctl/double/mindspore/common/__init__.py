@@ -1,0 +1,1 @@
+"""Where MindSpore keeps its private api."""
