@@ -215,7 +215,7 @@ class Outbox:
         batch: list[Entry] = []
         size = 0
         with self._lock:
-            while self._unsent and len(batch) < _BATCH_ITEMS:
+            while self._unsent and not self._abandoned and len(batch) < _BATCH_ITEMS:
                 more = self._unsent[0].size
                 if batch and size + more > max_bytes:
                     break
@@ -235,6 +235,8 @@ class Outbox:
             ProtocolError: no item has this number yet.
         """
         with self._lock:
+            if self._abandoned:
+                return  # the sender was slower to end than it is given time: what it hears now the next start hears too
             if seq > (last := self._last()) and not self._recovered:
                 # A recovered file may lack its newest pages, where the machine went down and not only the process.
                 raise ProtocolError(f"the collector acknowledges item {seq}, but this process produced {last}")

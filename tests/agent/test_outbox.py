@@ -197,6 +197,19 @@ def test_abandoned_outbox_does_nothing() -> None:
     assert outbox.statistics().produced == 1
 
 
+def test_a_sender_that_ends_late_finds_a_closed_outbox(store: Store) -> None:
+    """What it hears then changes nothing; the file keeps what was not acknowledged before."""
+    outbox = Outbox(store)
+    outbox.put([note("a"), note("b")], records=2)
+    outbox.take()
+    outbox.close()
+    outbox.acked(2)
+    outbox.rewind(1)
+    assert outbox.take() == ()
+    if isinstance(store, Spool):
+        assert store.path.exists()
+
+
 def test_two_threads_lose_nothing() -> None:
     """One thread puts while another takes and acknowledges; all arrives once, in order."""
     outbox = Outbox(MemoryStore(2**20))
