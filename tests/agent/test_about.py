@@ -47,6 +47,7 @@ def test_a_version_that_is_not_there_is_none() -> None:
     assert version_of("no-such-distribution") is None
 
 
+@pytest.mark.slow
 def test_a_description_stands_beside_the_logs(tmp_path: Path) -> None:
     """A real run leaves run.json and RUN.md: who ran where, with which configuration, and how far it was to go."""
     body = 'with Agent.from_yaml("train.yaml", model=Model(), total_steps=3, about={"tp": 0}) as a: train(a)'
@@ -60,6 +61,7 @@ def test_a_description_stands_beside_the_logs(tmp_path: Path) -> None:
     assert "| steps expected | 3 |" in (tmp_path / "out" / "RUN.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_exception_that_the_agent_did_not_see_is_told_at_exit(tmp_path: Path) -> None:
     """A trainer that calls the agent from callbacks ends by an exception: it stands in the log all the same."""
     body = """

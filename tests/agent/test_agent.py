@@ -205,6 +205,7 @@ def test_a_forked_worker_is_silent_and_the_parent_unharmed(tmp_path: Path) -> No
     assert values(content, "local_loss") == {(s, m): s + m / 10 for s in (1, 2) for m in (1, 2)}
 
 
+@pytest.mark.slow
 def test_the_collector_outlives_the_process_group_of_rank_0(tmp_path: Path) -> None:
     """msrun kills process groups with SIGKILL: the collector has a session of its own, and all that was pushed."""
     body = """

@@ -104,6 +104,7 @@ def test_a_journal_that_is_ahead_of_the_file_frees_it(tmp_path: Path) -> None:
     outbox.close()
 
 
+@pytest.mark.slow
 def test_kill_while_appending(tmp_path: Path) -> None:
     """SIGKILL in the middle of appending: all complete records after the last acknowledgement are there."""
     path = tmp_path / "a.spool"

@@ -98,6 +98,7 @@ def test_sample_changes_all_ranks_at_one_step_and_back(tmp_path: Path) -> None:
     assert comments(content)["sample"][0] == f"from step {first} to {last}: interval 3"
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_or_says_why_not(tmp_path: Path) -> None:
     """No collector, another key, no rank, no such question: each says what is wrong; a command line ends with 2."""
     with pytest.raises(RankdError, match="no collector runs for"):

@@ -50,6 +50,7 @@ def test_a_run_is_collected_ordered_and_ends_by_itself(collector: CollectorProce
     assert not (collector.output / ".rankd" / "connection.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment_size", [4_096, 2**26])
 def test_a_killed_collector_goes_on_where_it_was(tmp_path: Path, segment_size: int) -> None:
     """SIGKILL in the middle and a start by hand: nothing lost, nothing twice, byte for byte; with many segments too."""
@@ -169,6 +170,7 @@ def test_a_second_live_process_of_a_rank_waits_until_the_first_is_silent(
     assert not answer.retry
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_named_and_the_status_says_so(tmp_path: Path) -> None:
     """Rank 1 of 2 is never heard: the log goes on after lost_after, and the collector ends with 1 after linger."""
     collector = CollectorProcess(tmp_path / "out", lost_after=0.6, linger=SOON)
@@ -200,6 +202,7 @@ def test_two_collectors_do_not_share_a_directory(collector: CollectorProcess) ->
     assert collector.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
     """COMPLAINTS 12: an explicit endpoint that is in use."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:

@@ -190,6 +190,7 @@ def show(output: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_of_a_real_run(tmp_path: Path) -> None:
     """A collector leaves its status beside the logs, and a last one when it ends; the command reads both."""
     collector = CollectorProcess(tmp_path / "out")

@@ -261,6 +261,7 @@ def test_colours_on_a_terminal(output: Path, no_color: str) -> None:
         assert re.sub(rb"\x1b\[[0-9;]*m", b"", shown) == plain
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_killed_and_started_again(tmp_path: Path, follow: Callable[..., Follower]) -> None:
     """Through SIGKILL and restart of the collector the follower sees merged.log, every byte once."""
     collector = CollectorProcess(tmp_path / "out", journal={"segment_size": 8192})
