@@ -14,6 +14,8 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # Most tests wait for processes that they started; four at a time fit two cores.
 PARALLEL ?= --numprocesses 4 --dist worksteal
+# Those with MindSpore start jobs of four ranks, and share one within a file.
+PARALLEL_JOBS ?= --numprocesses 2 --dist loadfile
 # More arguments for the benchmarks; their figures go to bench-results.json.
 BENCH_ARGS ?=
 # A folder for JUnit reports of `make test`.
@@ -69,7 +71,7 @@ demo: $(MINDSPORE)  ## train on 4 ranks with MindSpore on CPU and watch merged.l
 
 test: $(MINDSPORE) $(LINKS)  ## all tests, real MindSpore training included
 	@$(BIN)/python -m pytest -m "not mindspore" $(PARALLEL) $(call report,light) $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -m mindspore $(call report,mindspore) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m mindspore $(PARALLEL_JOBS) $(call report,mindspore) $(PYTEST_ARGS)
 
 quick: $(LIGHT) $(LINKS)  ## the tests that need no MindSpore and take under a minute
 	@$(BIN)/python -m pytest -m "not mindspore and not slow" --hypothesis-profile=quick $(PARALLEL) $(PYTEST_ARGS)
