@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ..collector.protocol.checks import shown
+from ..collector.protocol.checks import MAX_ENTRIES, clipped, shown
 from ..collector.protocol.keys import RunKey
 from ..collector.protocol.messages import Facts, Report
 from ..collector.protocol.wire import Command
@@ -67,4 +67,6 @@ class Commands:
 
 def _refusal(command: Command, reason: str) -> Report:
     """Under the command's own kind, so that it gets to who gave the command."""
-    return Report(command.kind, {**command.facts, "refused": reason[:1_000]})
+    # A report has as many facts as a command, and what an exception says may be no text that travels.
+    facts = dict(list(command.facts.items())[: MAX_ENTRIES - 1])
+    return Report(command.kind, {**facts, "refused": clipped(reason[:1_000])})

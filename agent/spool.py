@@ -58,6 +58,8 @@ _PAGE = 4_096
 _NOTEBOOK_BYTES = 2**17
 # A hello carries at most 64 facts; a header beyond this is not ours.
 _MAX_HELLO_BYTES = 2**17
+# What an item grows by when it gets its number.
+_LONGEST_NUMBER = 8
 
 _spools: weakref.WeakSet[Spool] = weakref.WeakSet()
 
@@ -285,6 +287,10 @@ class Spool:
             seq += 1
         self._head = offset
         for raw in self._read_notebook(seq):
+            # What fits was jotted down, and has its number to come. Whatever else is there is not ours, and
+            # would lie over the oldest records.
+            if raw[2:3] != b"\0" or self.cost(len(raw) + _LONGEST_NUMBER) > self.room():
+                break
             entries.append(self.append(seq, number_item(raw, seq), entries[-1] if entries else None))
             seq += 1
         self.entries = entries

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from .place import holder
+from .protocol.checks import printable
 from .protocol.errors import RankdError
+from .protocol.jsontext import parsed
 from .status import STATUS
 
 __all__ = ["add_arguments", "run", "screen"]
@@ -24,6 +26,8 @@ _MAP_WIDTH = 64
 # How often `--watch` looks.
 _LOOK = 1.0
 _SHADES = ".:-=+*#"
+# What a screen of something else fails with.
+_NOT_OURS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, OSError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +41,19 @@ def run(args: argparse.Namespace) -> int:
     """Show it; 0: the run is on or has ended well, 1: a rank is lost or has failed, or the collector is gone."""
     while True:
         status = read_status(args.output)
-        status["collector"]["alive"] = holder(args.output) is not None
-        text = json.dumps(status) if args.json else "\n".join(screen(status, time.time()))
+        try:
+            status["collector"]["alive"] = holder(args.output) is not None
+            text = json.dumps(status) if args.json else "\n".join(screen(status, time.time()))
+            over, code = bool(status["ended"]), _exit_status(status)
+        except _NOT_OURS as e:
+            raise RankdError(
+                f"{args.output / STATUS} is not what a collector writes: {type(e).__name__}: {e}"
+            ) from None
         if args.watch and sys.stdout.isatty() and not args.json:
             text = "\033[H\033[J" + text
         print(text, flush=True)
-        if not args.watch or status["ended"]:
-            return _exit_status(status)
+        if not args.watch or over:
+            return code
         time.sleep(_LOOK)
 
 
@@ -55,7 +65,7 @@ def read_status(output: Path) -> dict[str, Any]:
     """
     path = output / STATUS
     try:
-        status = json.loads(path.read_text(encoding="utf-8"))
+        status = parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RankdError(f"{path} is not there; is {output} the output directory of a run (rankd.output)?") from None
     except (OSError, ValueError) as e:
@@ -80,9 +90,12 @@ def screen(status: dict[str, Any], now: float) -> list[str]:
     ranks: list[dict[str, Any]] = status["ranks"]
     lines = [*_head(status, now), ""]
     if len(ranks) <= _TABLE_RANKS:
-        return [*lines, *_table(ranks)]
-    worst = sorted(ranks, key=_badness, reverse=True)[:_WORST]
-    return [*lines, *_map(ranks), "", f"the worst {len(worst)} of {len(ranks)}:", *_table(worst)]
+        lines += _table(ranks)
+    else:
+        worst = sorted(ranks, key=_badness, reverse=True)[:_WORST]
+        lines += [*_map(ranks), "", f"the worst {len(worst)} of {len(ranks)}:", *_table(worst)]
+    # Hosts and reasons are what the ranks say.
+    return [printable(line, line=True) for line in lines]
 
 
 def _head(status: dict[str, Any], now: float) -> list[str]:
