@@ -303,12 +303,14 @@ class Spool:
         while place + _RECORD.size <= self._start:
             size, total, found = _RECORD.unpack_from(self._map, place)
             end = place + _RECORD.size + size
-            if end > self._start or not seq <= found <= seq + len(items):
+            if end > self._start or found > seq + len(items):
                 break
             part = self._map[place + _RECORD.size : end]
             if zlib.crc32(part, zlib.crc32(_RECORD_HEAD.pack(size, found))) != total:
                 break
-            items.setdefault(found, []).append(part)
+            # Of several blocks the first may have been appended, and not the others: what has passed is stepped over.
+            if found >= seq:
+                items.setdefault(found, []).append(part)
             place = end
         # The process may have died between a head and its first part.
         return [join_block(head, parts) for head, *parts in items.values() if parts]
