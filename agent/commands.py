@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ..collector.protocol.checks import shown
+from ..collector.protocol.checks import MAX_ENTRIES, clipped, printable, shown
 from ..collector.protocol.keys import RunKey
 from ..collector.protocol.messages import Facts, Report
 from ..collector.protocol.wire import Command
@@ -56,8 +56,9 @@ class Commands:
                 return [_refusal(command, f"this process knows no {shown(kind)}")]
             return handler(command.facts)
         except Exception as e:  # noqa: BLE001 - whatever it is, the collector hears of it and training does not
-            log.warning("a command (%s) failed, training goes on: %s: %s", shown(kind), type(e).__name__, e)
-            return [_refusal(command, f"{type(e).__name__}: {e}")]
+            why = f"{type(e).__name__}: {e}"
+            log.warning("a command (%s) failed, training goes on: %s", shown(kind), printable(why))
+            return [_refusal(command, why)]
 
     def _warn_once(self) -> None:
         if not self._warned:
@@ -67,4 +68,6 @@ class Commands:
 
 def _refusal(command: Command, reason: str) -> Report:
     """Under the command's own kind, so that it gets to who gave the command."""
-    return Report(command.kind, {**command.facts, "refused": reason[:1_000]})
+    # A report has as many facts as a command, and what an exception says may be no text that travels.
+    facts = dict(list(command.facts.items())[: MAX_ENTRIES - 1])
+    return Report(command.kind, {**facts, "refused": clipped(reason[:1_000])})

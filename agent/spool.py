@@ -58,6 +58,8 @@ _PAGE = 4_096
 _NOTEBOOK_BYTES = 2**17
 # A hello carries at most 64 facts; a header beyond this is not ours.
 _MAX_HELLO_BYTES = 2**17
+# What an item grows by when it gets its number.
+_LONGEST_NUMBER = 8
 
 _spools: weakref.WeakSet[Spool] = weakref.WeakSet()
 
@@ -285,6 +287,10 @@ class Spool:
             seq += 1
         self._head = offset
         for raw in self._read_notebook(seq):
+            # What fits was jotted down, and has its number to come. Whatever else is there is not ours, and
+            # would lie over the oldest records.
+            if raw[2:3] != b"\0" or self.cost(len(raw) + _LONGEST_NUMBER) > self.room():
+                break
             entries.append(self.append(seq, number_item(raw, seq), entries[-1] if entries else None))
             seq += 1
         self.entries = entries
@@ -297,12 +303,14 @@ class Spool:
         while place + _RECORD.size <= self._start:
             size, total, found = _RECORD.unpack_from(self._map, place)
             end = place + _RECORD.size + size
-            if end > self._start or not seq <= found <= seq + len(items):
+            if end > self._start or found > seq + len(items):
                 break
             part = self._map[place + _RECORD.size : end]
             if zlib.crc32(part, zlib.crc32(_RECORD_HEAD.pack(size, found))) != total:
                 break
-            items.setdefault(found, []).append(part)
+            # Of several blocks the first may have been appended, and not the others: what has passed is stepped over.
+            if found >= seq:
+                items.setdefault(found, []).append(part)
             place = end
         # The process may have died between a head and its first part.
         return [join_block(head, parts) for head, *parts in items.values() if parts]

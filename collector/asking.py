@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,9 +12,11 @@ from typing import Any
 
 import zmq
 
+from .protocol.checks import shown
 from .protocol.connection import CONNECTION_FILE, key_in, key_of, read_connection
 from .protocol.endpoints import split_endpoint
 from .protocol.errors import ProtocolError, RankdError
+from .protocol.jsontext import parsed
 from .protocol.keys import KEY_VARIABLE, RunKey
 from .protocol.messages import MAX_ANSWER_BYTES, Answer, Ask, Facts
 from .protocol.wire import decode_message, encode_message
@@ -133,9 +134,12 @@ class Asker:
 
     def ask(self, kind: str, facts: Facts | None = None) -> dict[str, Any]:
         """One question; the answer's JSON object. Raises RankdError as `raw` does."""
-        found = json.loads(self.raw(kind, facts))
+        try:
+            found = parsed(self.raw(kind, facts))
+        except ValueError as e:
+            raise RankdError(f"{self._where}: not an answer of this version: {e}") from None
         if not isinstance(found, dict):
-            raise RankdError(f"{self._where}: not an answer of this version: {found!r}")
+            raise RankdError(f"{self._where}: not an answer of this version: {shown(found)}")
         return found
 
     def raw(self, kind: str, facts: Mapping[str, Any] | None = None, *, again: bool = False) -> bytes:

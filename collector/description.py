@@ -6,7 +6,6 @@ nothing is lost when they are overwritten, and each attempt and each process of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -16,12 +15,15 @@ import yaml
 
 from .intake import Session
 from .protocol.about import CONFIGURATION, unpack_text
+from .protocol.jsontext import parsed
 from .protocol.ranges import ranges
 from .run import Run
 
 __all__ = ["Writer", "describe", "readable"]
 
 DESCRIPTION_VERSION = 1
+# Of a configuration; ours has five.
+_MOST_LEVELS = 32
 _VERSIONS = ("rankd", "python", "mindspore", "mindformers")
 # Where a rank stands in the parallel layout, outermost first.
 _COORDINATES = ("pp", "dp", "cp", "tp", "ep")
@@ -119,10 +121,25 @@ def _configuration(sessions: Iterable[Session]) -> object:
         text = unpack_text(CONFIGURATION, session.hello.about)
         if text is not None:
             try:
-                return json.loads(text)
+                found = parsed(text)
             except ValueError:
                 return text
+            return found if _is_shallow(found) else text
     return None
+
+
+def _is_shallow(value: object) -> bool:
+    """Whoever writes it, as JSON or YAML, goes down as deep as it is."""
+    level: list[object] = [value]
+    for _ in range(_MOST_LEVELS):
+        level = [each for one in level for each in _entries(one)]
+        if not level:
+            return True
+    return False
+
+
+def _entries(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _differing(newest: list[Session]) -> str | None:

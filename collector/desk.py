@@ -12,6 +12,7 @@ from .logservice import LOG, LogService
 from .protocol.checks import shown
 from .protocol.errors import ProtocolError, RankdError
 from .protocol.keys import RunKey
+from .protocol.messages import MAX_ANSWER_BYTES
 from .protocol.steering import Move
 from .protocol.wire import Answer, Ask, decode_message, encode_message
 from .steering import Steering
@@ -55,7 +56,7 @@ class Desk:
             return
         self._door.greet(peer)
         try:
-            if ask.kind.split(".")[0] == LOG:
+            if _is_about_log(ask):
                 self._logs.take(peer, ask, time.monotonic())
                 return
             moves, content = self._steering.asked(ask)
@@ -63,7 +64,7 @@ class Desk:
         except RankdError as e:
             self._answer(peer, Answer(ask.number, False, str(e).encode()))
         else:
-            self._answer(peer, Answer(ask.number, True, content))
+            self._answer(peer, _fitting(ask.number, content))
 
     def serve(self) -> None:
         """Give one piece of the log, if somebody waits for one."""
@@ -79,11 +80,31 @@ class Desk:
                 peer, parts = arrived
                 with contextlib.suppress(ProtocolError):
                     if isinstance(message := decode_message(parts[0]), Ask):
-                        self.asked(peer, message)
+                        self._asked_late(peer, message)
 
     def close(self) -> None:
         """Let go of the log."""
         self._logs.close()
 
+    def _asked_late(self, peer: bytes, ask: Ask) -> None:
+        """The end is journalled: only the log is still given."""
+        if _is_about_log(ask):
+            self.asked(peer, ask)
+        else:
+            self._answer(peer, Answer(ask.number, False, b"the run is over, and its collector ends"))
+
     def _answer(self, peer: bytes, answer: Answer) -> None:
         self._door.send(peer, encode_message(answer))
+
+
+def _is_about_log(ask: Ask) -> bool:
+    return ask.kind.split(".")[0] == LOG
+
+
+def _fitting(number: int, content: bytes) -> Answer:
+    """The asker is told where there is too much to say; it is not the asker's fault."""
+    if len(content) <= MAX_ANSWER_BYTES:
+        return Answer(number, True, content)
+    return Answer(
+        number, False, f"the answer has {len(content)} bytes, at most {MAX_ANSWER_BYTES} can be sent".encode()
+    )

@@ -34,6 +34,9 @@ log = logging.getLogger("rankd.collector")
 
 # Messages of one peer that wait to be taken; what is more stays with the peer.
 _WAITING_MESSAGES = 64
+# Messages for one peer that it does not read. What is more is dropped, and whatever must arrive is said again. A piece
+# of the log has half a mebibyte, so a reader that stands still costs 32 MiB; agents have a few acknowledgements there.
+_UNREAD_MESSAGES = 64
 # A larger message is refused by name; from here on libzmq ends the connection without reading it.
 _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 2**16
 # MAX_RANKS and as many strangers are more than a process may have open; some descriptors are for the files.
@@ -128,6 +131,7 @@ class Door:
             (zmq.HANDSHAKE_IVL, int(HELLO_WITHIN * 1_000)),
             (zmq.MAXMSGSIZE, _MAX_FRAME_BYTES),
             (zmq.RCVHWM, _WAITING_MESSAGES),
+            (zmq.SNDHWM, _UNREAD_MESSAGES),
         ):
             socket.setsockopt(option, value)
         return socket

@@ -83,7 +83,10 @@ class LogService:
         if not late:
             return False
         log = self._reader()
-        log.look()
+        try:
+            log.look()
+        except OSError:  # there is no end that could be given
+            return False
         return min(late) < log.layout.end
 
     def close(self) -> None:

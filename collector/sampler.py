@@ -6,11 +6,12 @@ step is chosen for all. Until then the ranks' steps differ in how much of them i
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .protocol.checks import check_int, shown
+from .protocol.checks import MAX_STEP, check_int, shown
 from .protocol.errors import RankdError, RecordError
 from .protocol.messages import Facts
 from .protocol.steering import Decide, Move, Ranks, Tell
@@ -25,6 +26,8 @@ _RATES = ("step_interval", "interval", "print_interval")
 _LEAD_SECONDS = 1.0
 # Where the pace is not known yet.
 _FEW_STEPS = 5
+# The pace comes of the ranks' clocks, which may say anything.
+_MOST_STEPS = 1_000_000
 _MOST_TRIES = 8
 
 
@@ -44,7 +47,10 @@ class Sampler:
         for facts in decisions.values():
             number = facts.get("number")
             if isinstance(number, int):
-                self._number, self._facts = number, facts
+                self._number = number
+                # What cannot be told is not taken up: it would fail with each rank that comes back.
+                with contextlib.suppress(RecordError):
+                    self._facts = Tell(0, SAMPLE, facts).facts
 
     def asked(self, kind: str, facts: Facts, ranks: Ranks, /) -> tuple[Sequence[Move], Mapping[str, Any]]:
         """Choose the first step, decide and tell; or how far that is."""
@@ -64,7 +70,9 @@ class Sampler:
         if facts.get("late") is True and self._tries < _MOST_TRIES:
             first, last = self._facts["first"], self._facts["last"]
             steps = last - first + 1 if isinstance(first, int) and isinstance(last, int) else None
-            return self._decide({name: self._facts.get(name) for name in _RATES}, steps, ranks)
+            # Where there is no later step, it stays as it is.
+            with contextlib.suppress(RankdError):
+                return self._decide({name: self._facts.get(name) for name in _RATES}, steps, ranks)
         self._confirmed.add(rank)
         return ()
 
@@ -84,10 +92,12 @@ class Sampler:
         connected = ranks.connected()
         if not connected:
             raise RankdError("no rank is connected at the moment, so there is nobody to tell")
-        self._number += 1
-        self._tries += 1
         first = max(rank.step for rank in connected) + self._lead(ranks)
         last = None if steps is None else first + steps - 1
+        if max(first, last or 0) > MAX_STEP:
+            raise RankdError(f"{steps or 'all'} steps from {first} on go beyond {MAX_STEP}, the last there is")
+        self._number += 1
+        self._tries += 1
         self._facts = {"number": self._number, "first": first, "last": last, **rates}
         self._told, self._confirmed = {rank.rank for rank in connected}, set()
         tell = [Tell(rank.rank, SAMPLE, self._facts) for rank in connected]
@@ -97,8 +107,9 @@ class Sampler:
         """How many steps ahead no rank is when the command comes: more each time that it was not enough."""
         pace = ranks.seconds_per_step
         # A rank may be ahead of where it has said that it is.
-        steps = _FEW_STEPS if not pace else math.ceil((_LEAD_SECONDS + ranks.beat_interval) / pace)
-        return 1 + (steps << (self._tries - 1))
+        wanted = (_LEAD_SECONDS + ranks.beat_interval) / pace if pace and pace > 0 else _FEW_STEPS
+        steps = math.ceil(wanted) if wanted < _MOST_STEPS else _MOST_STEPS
+        return 1 + (steps << self._tries)
 
     def _status(self, ranks: Ranks) -> Mapping[str, Any]:
         facts = self._facts or {}

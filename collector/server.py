@@ -16,7 +16,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -125,6 +125,8 @@ class Collector:
         self._writing = PatientWriting(self._place.output, self._meanwhile)
         self._writer = self._place.writer(self._run_id)
         self._described: object = None
+        # What could not be made beside the logs, and was told.
+        self._failed: set[str] = set()
         # Spool files on this host that were not delivered when the run ended.
         self._left: list[Path] = []
         self._ledger = Ledger(config, self._place.journal, self._status.latest, self._writing)
@@ -161,8 +163,8 @@ class Collector:
             except StopRequestedError:
                 status = 128 + self._signal
             finally:
-                self._describe()
-                self._status.update(self._run, self._door.refusals, time.monotonic(), last=True)
+                self._beside("run.json", self._describe)
+                self._tell_status(last=True)
                 self._shut()
         return Outcome(status, self._summary(status))
 
@@ -187,7 +189,7 @@ class Collector:
             quiet_since = (quiet_since or now) if self._nobody_left() else None
             if quiet_since is not None and self._may_end(now, quiet_since):
                 self._steer(self._steering.ending())
-                self._profiles.update(last=True)
+                self._beside("profile.json", lambda: self._profiles.update(last=True))
                 self._ledger.commit([Ended()])
                 self._left = self._rescue.left()
                 self._desk.see_off()
@@ -196,13 +198,13 @@ class Collector:
             if never_heard and self._patience is not None and now - started > self._patience:
                 log.error("no rank has said hello for %.0f s; giving up", self._patience)
                 return 1
-            self._status.update(self._run, self._door.refusals, now)
+            self._tell_status()
             if drained:
-                self._describe()
+                self._beside("run.json", self._describe)
                 self._ledger.commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
                 self._ledger.commit(self._rescue.due(now))
                 self._steer(self._steering.tick())
-                self._profiles.update()
+                self._beside("profile.json", self._profiles.update)
 
     def _may_end(self, now: float, quiet_since: float) -> bool:
         """All have said goodbye, or who has not stays away; and nothing lies on this host that could be fetched."""
@@ -398,6 +400,19 @@ class Collector:
             self._place.describe(json.dumps(description, indent=1) + "\n", readable(description))
         except OSError as e:
             log.warning("run.json and RUN.md cannot be written now: %s", e.strerror)
+
+    def _tell_status(self, *, last: bool = False) -> None:
+        update = self._status.update
+        self._beside("status.json", lambda: update(self._run, self._door.refusals, time.monotonic(), last=last))
+
+    def _beside(self, what: str, make: Callable[[], None]) -> None:
+        """What is told beside the logs is made of what peers say, and never costs the logs."""
+        try:
+            make()
+        except Exception:
+            if what not in self._failed:
+                self._failed.add(what)
+                log.exception("%s cannot be made; the logs go on. Please report this", what)
 
     def _meanwhile(self) -> None:
         """While something cannot be written."""

@@ -22,6 +22,10 @@ STATUS = ".rankd/status.json"
 
 # The pace is that of these last steps of the front.
 _PACE_STEPS = 20
+# What can be a pace, in seconds a step.
+_LEAST_PACE, _MOST_PACE = 1e-6, 1e9
+# An end that no calendar has is not told; some centuries.
+_MOST_LEFT = 1e10
 # Which metric a screen's column shows: the first of these that a rank has in this attempt, so that ranks in the middle
 # of a step are not compared with others at its end.
 _LOSSES = ("local_loss", "device_loss", "loss")
@@ -72,7 +76,9 @@ class Latest(Off):
         if len(self._steps) < 2:
             return None
         (_, first, began), (_, last, ends) = self._steps[0], self._steps[-1]
-        return (ends - began) / (last - first) if last > first and ends > began else None
+        # The clocks are the ranks', and may say anything.
+        pace = (ends - began) / (last - first) if last > first and ends > began else 0.0
+        return pace if _LEAST_PACE < pace < _MOST_PACE else None
 
 
 @dataclass(slots=True)
@@ -115,6 +121,8 @@ def status_of(
     pace = latest.seconds_per_step()
     total = latest.total_steps
     left = max(0, total - front) * pace if total is not None and pace is not None else None
+    if left is not None and left > _MOST_LEFT:
+        left = None
     return {
         "version": 1,
         "time": clock,

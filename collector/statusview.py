@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .place import holder
+from .protocol.checks import printable
 from .protocol.errors import RankdError
+from .protocol.jsontext import parsed
 from .status import STATUS
 
 __all__ = ["add_arguments", "run", "screen"]
@@ -30,6 +32,8 @@ _SHADES = ".:-=+*#"
 _HEADS = ("rank", "state", "step", "lag", "loss", "grad_norm", "beat", "host", "cpu", "rss", "held", "dropped")
 # On a terminal that is too narrow for all columns these are left out, the first ones first.
 _SPARE = ("cpu", "rss", "host", "held", "grad_norm")
+# What a screen of something else fails with.
+_NOT_OURS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, OSError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,14 +47,20 @@ def run(args: argparse.Namespace) -> int:
     """Show it; 0: the run is on or has ended well, 1: a rank is lost or has failed, or the collector is gone."""
     while True:
         status = read_status(args.output)
-        status["collector"]["alive"] = holder(args.output) is not None
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        text = json.dumps(status) if args.json else "\n".join(screen(status, time.time(), width))
+        try:
+            status["collector"]["alive"] = holder(args.output) is not None
+            text = json.dumps(status) if args.json else "\n".join(screen(status, time.time(), width))
+            over, code = bool(status["ended"]), _exit_status(status)
+        except _NOT_OURS as e:
+            raise RankdError(
+                f"{args.output / STATUS} is not what a collector writes: {type(e).__name__}: {e}"
+            ) from None
         if args.watch and sys.stdout.isatty() and not args.json:
             text = "\033[H\033[J" + text
         print(text, flush=True)
-        if not args.watch or status["ended"]:
-            return _exit_status(status)
+        if not args.watch or over:
+            return code
         time.sleep(_LOOK)
 
 
@@ -62,7 +72,7 @@ def read_status(output: Path) -> dict[str, Any]:
     """
     path = output / STATUS
     try:
-        status = json.loads(path.read_text(encoding="utf-8"))
+        status = parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RankdError(f"{path} is not there; is {output} the output directory of a run (rankd.output)?") from None
     except (OSError, ValueError) as e:
@@ -84,6 +94,11 @@ def _failed(rank: dict[str, Any]) -> bool:
 
 def screen(status: dict[str, Any], now: float, width: int | None = None) -> list[str]:
     """The lines of the screen; `width`: as many columns as the terminal has, None: it does not matter."""
+    # Hosts and reasons are what the ranks say.
+    return [printable(line, line=True) for line in _screen(status, now, width)]
+
+
+def _screen(status: dict[str, Any], now: float, width: int | None) -> list[str]:
     ranks: list[dict[str, Any]] = status["ranks"]
     lines = _head(status, now)
     if not ranks:

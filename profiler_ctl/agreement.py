@@ -103,6 +103,21 @@ _FINISHED = (*(state.value for state in State if state.final), UNKNOWN)
 _MISSING = (State.MISSED.value, State.REFUSED.value, State.ABORTED.value)
 
 
+# Of a report's texts, in characters; a rank's own ends are well below.
+_LONGEST = {"state": 32, "reason": 500, "path": 4_096}
+_COUNTS = ("first", "last", "count", "bytes")
+
+
+def _kept(report: Body) -> dict[str, Value]:
+    """What counts of a report, each of its own type and bounded: it is kept, and shown, for each rank."""
+    kept: dict[str, Value] = {name: text(report, name)[:most] for name, most in _LONGEST.items() if text(report, name)}
+    kept |= {name: number for name in _COUNTS if (number := integer(report, name)) is not None}
+    seconds, covered = report.get("seconds"), report.get("covered")
+    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool):
+        kept["seconds"] = float(seconds)
+    return {**kept, "covered": covered} if isinstance(covered, bool) else kept
+
+
 @dataclass(slots=True)
 class Part:
     """What is known of one rank in a session.
@@ -227,14 +242,15 @@ class Agreement:
         serial = integer(report, "serial") or 0
         if serial <= part.serial:
             return False
-        part.serial, part.state, part.report, part.gone = serial, text(report, "state"), dict(report), None
+        kept = _kept(report)
+        part.serial, part.state, part.report, part.gone = serial, text(kept, "state"), kept, None
         if part.state == UNKNOWN and self.phase is not Phase.ABORTED:
             part.gone = "its process was replaced"
             self._on(Happening.GONE, f"rank {rank}: {part.gone}")
         elif self.phase is Phase.PROPOSED and part.finished:
-            self._on(Happening.REFUSED, f"rank {rank}: {text(report, 'reason') or part.state}")
+            self._on(Happening.REFUSED, f"rank {rank}: {text(kept, 'reason') or part.state}")
         elif part.state in _MISSING and not self.phase.final:
-            self._on(Happening.MISSED, f"rank {rank}: {text(report, 'reason') or part.state}")
+            self._on(Happening.MISSED, f"rank {rank}: {text(kept, 'reason') or part.state}")
         self._see_whether_all_are_through()
         return True
 

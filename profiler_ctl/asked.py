@@ -132,6 +132,6 @@ def text(body: Body, name: str, default: str = "") -> str:
 
 
 def integer(body: Body, name: str) -> int | None:
-    """An integer of a body that is not negative; whatever else stands there is None."""
+    """An integer of a body from 0 to MAX_STEP; whatever else stands there is None."""
     value = body.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP else None

@@ -125,10 +125,12 @@ def _show(session: Mapping[str, Any]) -> None:
     for part in session["parts"][:_MOST_RANKS]:
         said = [f"  rank {part['rank']}: {part['outcome']}"]
         if part.get("count"):
-            said.append(f"steps {part['first']}..{part['last']}")
+            said.append(f"steps {part.get('first', '?')}..{part.get('last', '?')}")
         if part.get("path"):
             covered = {True: ", each step has events in the trace"}.get(part.get("covered"), "")
-            said.append(f"{part['bytes']} bytes, export {part['seconds']:.1f} s{covered}, {part['path']}")
+            took = part.get("seconds")
+            export = "" if took is None else f", export {took:.1f} s"
+            said.append(f"{part.get('bytes', '?')} bytes{export}{covered}, {part['path']}")
         print(printable(", ".join(said), line=True))
     if len(session["parts"]) > _MOST_RANKS:
         print(f"  … {len(session['parts']) - _MOST_RANKS} ranks more")

@@ -254,7 +254,7 @@ class Coordinator:
     def bytes_of(self, session: Agreement) -> int:
         """What the ranks have written, as they report."""
         reported = sum(integer(part.report, "bytes") or 0 for part in session.parts.values())
-        return max(reported, self._before.get(session.name, (0, 0))[0])
+        return min(max(reported, self._before.get(session.name, (0, 0))[0]), MAX_STEP)
 
     def measured(self, options: ProfilerOptions) -> int | None:
         """The most bytes a step that a rank has reported with these options; None: nobody has."""

@@ -70,8 +70,9 @@ class Pace:
         if pace is None:
             return None
         steps = (self.step(rank) + (now - self._heard[rank]) / pace for rank in chosen if rank in self._heard)
-        # One more for the step that is under way.
-        return math.ceil(max(steps, default=0.0) + margin / pace) + 1
+        # One more for the step that is under way. Clocks that ranks go by may say anything, and so may their steps.
+        found = max(steps, default=0.0) + margin / pace
+        return math.ceil(found) + 1 if math.isfinite(found) else None
 
     def lag(self, rank: int) -> int:
         """Steps behind the front."""

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from ..collector.asking import ask
 from ..collector.protocol.errors import RankdError
+from ..collector.protocol.jsontext import parsed
 from .agreement import Phase
 from .asked import KIND, STATIC, Asked, ProfilerOptions
 from .choosing import Choice
@@ -81,7 +81,7 @@ def sessions(output: str | Path) -> list[dict[str, Any]]:
     """
     path = Path(output) / PROFILES
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if not (Path(output) / ".rankd").is_dir():
             raise RankdError(f"{output} is not the output directory of a run (rankd.output)") from None
@@ -90,8 +90,28 @@ def sessions(output: str | Path) -> list[dict[str, Any]]:
         raise RankdError(f"{path} cannot be read: {error}") from error
     if not isinstance(told, dict) or told.get("version") != 1:
         raise RankdError(f"{path} is not of this version")
-    found: list[dict[str, Any]] = told["sessions"]
+    found: list[dict[str, Any]] = told["sessions"] if isinstance(told.get("sessions"), list) else [{}]
+    if not all(map(_is_session, found)):
+        raise RankdError(f"{path} is not what a collector writes")
     return sorted(found, key=lambda each: (each["name"] != STATIC, len(each["name"]), each["name"]))
+
+
+def _is_session(found: object) -> bool:
+    match found:
+        case {
+            "name": str(), "phase": str(phase), "ranks": str(), "reason": str(), "steps": int(), "level": int(),
+            "start": None | int(), "end": None | int(), "bytes": int(), "path": None | str(), "parts": list(parts),
+        }:  # fmt: skip
+            return phase in {each.value for each in Phase} and all(map(_is_part, parts))
+    return False
+
+
+def _is_part(found: Any) -> bool:
+    match found:
+        case {"rank": int(), "outcome": str()}:
+            kinds = {"path": str, "bytes": int, "seconds": float, "count": int, "first": int, "last": int}
+            return all(isinstance(found[name], kind) for name, kind in kinds.items() if name in found)
+    return False
 
 
 def wait(

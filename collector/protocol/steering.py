@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from .checks import MAX_STEP, MAX_WORD_BYTES, check_fact, check_int, check_map, check_text
 from .messages import Facts
 
 __all__ = ["Decide", "Move", "Part", "Rank", "Ranks", "Tell"]
@@ -17,11 +18,19 @@ __all__ = ["Decide", "Move", "Part", "Rank", "Ranks", "Tell"]
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send a command to a rank; nothing happens if it is not connected at the moment (`Part.joined` comes later)."""
+    """Send a command to a rank; nothing happens if it is not connected at the moment (`Part.joined` comes later).
+
+    Raises:
+        RecordError: it could not travel.
+    """
 
     rank: int
     kind: str
     facts: Facts
+
+    def __post_init__(self) -> None:
+        check_text("kind", self.kind, MAX_WORD_BYTES)
+        check_map("facts", self.facts, check_fact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +40,27 @@ class Decide:
     Attributes:
         kind: the part's name.
         text: of the line `[collector] # KIND TEXT`; empty: no line.
+
+    Raises:
+        RecordError: it could not be read back from the journal.
     """
 
     kind: str
     key: str
     facts: Facts
     text: str
+
+    def __post_init__(self) -> None:
+        check_text("kind", self.kind, MAX_WORD_BYTES)
+        check_map("facts", self.facts, _check_kept)
+
+
+def _check_kept(what: str, value: object) -> None:
+    """As a fact that travels, but texts may be longer: lists of ranks."""
+    if type(value) is int:
+        check_int(what, value, -MAX_STEP, MAX_STEP)
+    elif not isinstance(value, str):
+        check_fact(what, value)
 
 
 Move: TypeAlias = Tell | Decide

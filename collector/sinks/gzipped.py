@@ -124,9 +124,12 @@ class GzipReader:
         if not head:
             return False
         magic, _, _, _, _, field, _, length, size = _HEAD.unpack(head.ljust(_HEAD.size, b"\0"))
-        if magic != _MAGIC or field != _FIELD or length <= _HEAD.size or not size:
+        if magic != _MAGIC or field != _FIELD:
             self._foreign = gzip.GzipFile(self._path)
             return False
+        # Lengths that ours never have are not believed: a buffer of that size would be made.
+        if not (_HEAD.size < length <= 2 * MEMBER_BYTES and 0 < size <= MEMBER_BYTES):
+            raise EOFError(f"its member at byte {self._places[-1]} says that it has {length} bytes")
         self._places.append(self._places[-1] + length)
         self._texts.append(self._texts[-1] + size)
         return True
@@ -136,8 +139,10 @@ class GzipReader:
         if self._latest[0] != number:
             start, end = self._places[number], self._places[number + 1]
             raw = os.pread(self._fd, end - start, start)
-            text = zlib.decompress(raw, zlib.MAX_WBITS + 16)
-            if len(text) != self._texts[number + 1] - self._texts[number]:
+            size = self._texts[number + 1] - self._texts[number]
+            inflate = zlib.decompressobj(zlib.MAX_WBITS + 16)
+            text = inflate.decompress(raw, size + 1)
+            if len(text) != size or not inflate.eof:
                 raise EOFError(f"its member at byte {start} is not as long as it says")
             self._latest = (number, text)
         return self._latest[1]

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ..protocol.jsontext import parsed
 from .gzipped import compress
 from .parts import Part, compressed_path, parts_of, unfinished_path
 from .retention import ClosedPart, Retention, forgettable
@@ -41,12 +42,12 @@ _NICE = 19
 def deleted_of(output: Path) -> dict[str, int]:
     """Per log: up to which byte its parts were deleted by `rankd.logs`."""
     try:
-        known = json.loads((output / DELETED).read_text())
+        known = parsed((output / DELETED).read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(known, dict):
         return {}
-    return {str(name): end for name, end in known.items() if isinstance(end, int)}
+    return {str(name): end for name, end in known.items() if type(end) is int and end >= 0}
 
 
 class Keeper:

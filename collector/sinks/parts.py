@@ -38,7 +38,8 @@ __all__ = [
 ]
 
 _UNFINISHED = ".unfinished"
-_NAME = re.compile(r"(.+)\.(\d{15,})-(\d{15,})(\.gz)?")
+# Beyond 18 digits no file has bytes.
+_NAME = re.compile(r"(.+)\.([0-9]{15,18})-([0-9]{15,18})(\.gz)?")
 _PIECE = 2**20
 
 
@@ -75,7 +76,9 @@ def log_of_part(path: Path) -> Path | None:
 
 def parts_of(log: Path) -> list[Part]:
     """The closed parts of a log, oldest first."""
-    return _parts(log, (entry.name for entry in _scan(log.parent)))
+    # A directory or a pipe of such a name is none: to open it would fail, or wait for ever.
+    prefix = log.name + "."
+    return _parts(log, (entry.name for entry in _scan(log.parent) if entry.name.startswith(prefix) and _is_file(entry)))
 
 
 def _scan(directory: Path) -> list[os.DirEntry[str]]:
@@ -86,11 +89,17 @@ def _scan(directory: Path) -> list[os.DirEntry[str]]:
         return []
 
 
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
 def _parts(log: Path, names: Iterable[str]) -> list[Part]:
-    prefix = log.name + "."
     found = []
     for name in names:
-        match = _NAME.fullmatch(name) if name.startswith(prefix) else None
+        match = _NAME.fullmatch(name)
         if match is not None and match[1] == log.name and int(match[2]) <= int(match[3]):
             found.append(Part(int(match[2]), int(match[3]), log.with_name(name), match[4] is not None))
     found.sort(key=lambda part: (part.start, part.end, part.compressed))

@@ -77,3 +77,15 @@ def test_what_fails_or_is_unknown_is_told_under_its_own_kind() -> None:
     assert "no 7" in str(failed.facts["refused"])
     assert unknown.kind == "later"
     assert "knows no 'later'" in str(unknown.facts["refused"])
+
+
+@pytest.mark.parametrize("kind", ["fail", "nothing"])
+def test_a_command_as_full_as_it_may_be_is_answered_too(kind: str) -> None:
+    """The refusal has room, and what the error says travels whatever it is."""
+    facts: Facts = {f"x{n}": n for n in range(63)} | {"x": "\u00e9"}
+    them, _ = commands()
+    (report,) = them.obey(Command.proved(KEY, SESSION, kind, facts))
+    assert report.facts["refused"]
+    them.on("odd", lambda _: (_ for _ in ()).throw(OSError("\udcff")))
+    (report,) = them.obey(Command.proved(KEY, SESSION, "odd", facts))
+    assert report.facts["refused"] == "OSError: \\udcff"

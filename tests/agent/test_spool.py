@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rankd.agent.outbox import Outbox
 from rankd.agent.spool import Spool, find_spools
 from rankd.agent.store import LEAST_STORE_BYTES, Entry
-from rankd.collector.protocol.assembly import scalar_part
+from rankd.collector.protocol.assembly import block_head, join_block, scalar_part
 from rankd.collector.protocol.errors import ProtocolError, VersionError
 from rankd.collector.protocol.records import Level
 from rankd.collector.protocol.wire import Block, Hello, Note, Tables, decode_item, encode_item, number_item
@@ -370,3 +370,18 @@ def test_the_ring_goes_round(tmp_path_factory: pytest.TempPathFactory, sizes: li
     spool = Spool.open(path)
     assert [(entry, spool.read(entry)) for entry in spool.entries] == held
     spool.close(delivered=True)
+
+
+def test_killed_between_the_appends_of_two_gathered_blocks(tmp_path: Path) -> None:
+    """The first is in the ring, the second only in the notebook, between parts of the first."""
+    spool = Spool.create(tmp_path / "x.spool", LEAST_STORE_BYTES, HELLO)
+    head = block_head(3, 1, 0.0), block_head(3, 2, 0.0)
+    parts = [scalar_part(name, Level.MICRO_STEP, 1.0) for name in ("a", "b", "c", "d")]
+    blocks = [join_block(head[0], parts[::2]), join_block(head[1], parts[1::2])]
+    for seq, jotted in ((1, [head[0], parts[0]]), (2, [head[1], parts[1]]), (1, parts[2:3]), (2, parts[3:])):
+        assert spool.jot(seq, jotted)
+    spool.append(1, number_item(blocks[0], 1), None)
+    spool.close(delivered=False)
+    left = Spool.open(tmp_path / "x.spool")
+    assert [left.read(entry) for entry in left.entries] == [number_item(raw, n) for n, raw in enumerate(blocks, 1)]
+    left.close(delivered=True)

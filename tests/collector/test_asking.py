@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -17,14 +18,23 @@ from tests.support import (
     finish,
     read_until,
     script,
+    verified,
     wait_for,
 )
 
 from rankd.collector.asking import Asker, ask
+from rankd.collector.entries import Decided, encode_entry
+from rankd.collector.journal import Journal
+from rankd.collector.protocol.about import CONFIGURATION, pack_text
+from rankd.collector.protocol.checks import MAX_STEP
 from rankd.collector.protocol.errors import RankdError
 from rankd.collector.protocol.keys import RunKey
 from rankd.collector.protocol.messages import Answer, Ask
 from rankd.collector.protocol.records import Record
+from rankd.collector.protocol.wire import Block, Data, Goodbye, Report, encode_item
+from rankd.collector.statusview import read_status
+
+from .streams import training
 
 # Trains until the file `stop` is there, and two steps more.
 UNTIL_STOPPED = """
@@ -147,3 +157,39 @@ def test_the_collector_lives_with_nonsense_from_key_holders(tmp_path: Path) -> N
         assert asker.ask("sample.status")["facts"] == {}
     assert collector.process.poll() is None
     collector.kill()
+
+
+@pytest.mark.slow
+def test_what_ranks_and_askers_say_never_ends_the_collector(tmp_path: Path) -> None:
+    """A configuration nested without end, clocks of no calendar, steps beyond the last one; not after a restart."""
+    collector = CollectorProcess(tmp_path / "out")
+    odd = training(0, 1, goodbye=None)
+    deep = dataclasses.replace(odd.hello, total_steps=1_000_000, about=pack_text(CONFIGURATION, "[" * 30_000))
+    times = [0.0, 1e-300, -1.7e308, 1e308, 1.7e308]
+    blocks = [encode_item(Block(len(odd.items) + n, 2 + n, None, True, t)) for n, t in enumerate(times, 1)]
+    peer = Peer(collector)
+    peer.welcome(deep)
+    peer.say(Data((*odd.items, *blocks)))
+    peer.acknowledged(len(odd.items) + len(blocks))
+    peer.say(Report("profile", {"session": "p1", "state": "x" * 16_000, "serial": 1}))
+    output = collector.output
+    with pytest.raises(RankdError, match="the last there is"):
+        ask(output, "sample", {"interval": 1, "for_steps": MAX_STEP})
+    wait_for(lambda: read_status(output)["step"] == 7)
+    # As an older version has journalled it.
+    collector.kill()
+    peer.close()
+    journal = Journal(output / ".rankd" / "journal")
+    list(journal.replay())
+    facts = {"number": 1, "first": 9, "last": 2**63 + 8, "interval": 1}
+    journal.append([encode_entry(Decided("sample", "newest", facts, "from step 9 on"))])
+    journal.close()
+    collector.process = collector.start()
+    again = Peer(collector)
+    again.welcome(deep)
+    assert ask(output, "sample", {"interval": 1, "for_steps": 3})["facts"]["number"] == 2
+    goodbye = Goodbye(len(odd.items) + len(blocks) + 1, "done", 20, {}, 0.0)
+    again.say(Data((encode_item(goodbye),)))
+    assert collector.ended()[0] == 0
+    again.close()
+    verified(output)

@@ -122,3 +122,14 @@ def test_a_hello_that_says_little_is_described_too() -> None:
     assert description["started"] is None
     assert description["expected_steps"] is None
     assert "Not told by any rank." in readable(description)
+
+
+def test_a_configuration_nested_without_end_is_text() -> None:
+    """Whether it is too deep to be read or only to be written."""
+    for depth in (900, 15_000):
+        deep = "[" * depth + "]" * depth
+        one = replace(hello(0, 1), about=pack_text(CONFIGURATION, deep))
+        description = describe(joined(one), WRITER)
+        assert description["configuration"] == deep
+        json.dumps(description, indent=1)
+        readable(description)

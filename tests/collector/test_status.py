@@ -227,3 +227,17 @@ def test_without_a_status_it_says_so(tmp_path: Path, text: str | None) -> None:
     done = show(tmp_path)
     assert done.returncode == 2
     assert STATUS in done.stderr
+
+
+def test_what_ranks_say_does_not_steer_the_terminal_nor_the_clock() -> None:
+    """Hosts as escapes; a pace that can be none is none, and an end in no calendar is not told."""
+    found = status(1)
+    found["ranks"][0]["host"] = "\x1b[2J"
+    assert "\\u001b[2J" in "".join(screen(found, 1e9))
+    for ends in (1e-9, 1e300):
+        latest = Latest()
+        latest.write([RankBlock(0, Position(1, step), (), time=ends * step) for step in (1, 2)])
+        assert latest.seconds_per_step() is None
+    latest = Latest()
+    latest.write([RankBlock(0, Position(1, s), (), total_steps=2**62, time=2.5 * s) for s in (1, 2)])
+    assert status_of(Core().run, latest, Beats(), now=0.0, clock=1e9, collector=ABOUT)["expected_end"] is None

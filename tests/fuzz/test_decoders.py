@@ -8,7 +8,12 @@ RANKD_FUZZ_SAVE=1 keeps in `corpus/` what failed.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import gzip
 import hashlib
+import io
+import json
 import os
 import random
 import re
@@ -19,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.collector.streams import Core
+from tests.profiler_ctl.test_part import Both
 
 from rankd.agent.config import AgentConfig
 from rankd.agent.discovery import EndpointFinder
@@ -26,15 +33,18 @@ from rankd.agent.spool import Spool
 from rankd.collector.config import RankdConfig
 from rankd.collector.entries import Lost, Opened, Stored, decode_entry, encode_entry
 from rankd.collector.journal import Journal
+from rankd.collector.protocol.assembly import block_head, scalar_part
+from rankd.collector.protocol.checks import printable
 from rankd.collector.protocol.connection import read_connection
 from rankd.collector.protocol.errors import (
     ConfigError,
     JournalError,
     ProtocolError,
+    RankdError,
     SpecLogError,
 )
 from rankd.collector.protocol.keys import RunKey
-from rankd.collector.protocol.records import Frame, NameTable
+from rankd.collector.protocol.records import Frame, Level, NameTable
 from rankd.collector.protocol.speclog import parse
 from rankd.collector.protocol.wire import (
     Ack,
@@ -60,6 +70,13 @@ from rankd.collector.protocol.wire import (
     encode_message,
 )
 from rankd.collector.settings import load_yaml
+from rankd.collector.sinks.gzipped import DamagedPartError, GzipReader, compress
+from rankd.collector.sinks.keeper import DELETED, deleted_of
+from rankd.collector.sinks.parts import LogReader
+from rankd.collector.status import Beats, Latest, status_of
+from rankd.collector.statusview import run as show_status
+from rankd.profiler_ctl.cli import run as show_profiles
+from rankd.profiler_ctl.requests import PROFILES
 
 pytestmark = pytest.mark.slow
 
@@ -165,6 +182,75 @@ def yaml(raw: bytes, folder: Path) -> object:
     return "read"
 
 
+def notebook(raw: bytes, folder: Path) -> object:
+    """Parts with proper checksums, and what they do to the records before them."""
+    path = folder / "x.spool"
+    path.unlink(missing_ok=True)
+    it = Spool.create(path, 65_536, HELLO)
+    after = None
+    for seq, each in enumerate(RAWS, 1):
+        after = it.append(seq, each, after)
+    for part in raw.split(b"|"):
+        it.jot(len(RAWS) + (part[0] % 8 if part else 1), [part[1:]])
+    it.close(delivered=False)
+    it = Spool.open(path)
+    try:
+        found = [it.read(e) for e in it.entries]
+    finally:
+        it.close(delivered=False)
+    assert tuple(found[: len(RAWS)]) == RAWS
+    return [item(each, folder) for each in found[len(RAWS) :]][:3]
+
+
+def gzipped(raw: bytes, folder: Path) -> object:
+    path = folder / "x.gz"
+    path.write_bytes(raw)
+    reader = GzipReader(path)
+    try:
+        return [len(reader.read(offset, 1_000)) for offset in (0, 5, 2**20, 2**40)]
+    finally:
+        reader.close()
+
+
+def part_names(raw: bytes, folder: Path) -> object:
+    for old in folder.glob("*"):
+        old.unlink()
+    (folder / "merged.log").write_bytes(LOG)
+    for name in raw.split(b"\n"):
+        if 0 < len(name) < 256 and name not in (b".", b"..") and b"/" not in name and b"\0" not in name:
+            Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(b"12345")
+    with LogReader(folder / "merged.log") as log:
+        end, pieces = log.layout.end, log.pieces()
+        assert all(0 <= start < to <= end < 2**63 for start, to in pieces)
+        return len(pieces), len(log.read(log.start, 100)), len(log.read(max(0, end - 10), 100))
+
+
+def status(raw: bytes, folder: Path) -> object:
+    return shown(folder, ".rankd/status.json", raw, show_status, watch=False, json=False)
+
+
+def profiles(raw: bytes, folder: Path) -> object:
+    return shown(folder, PROFILES, raw, show_profiles, what="status", session=None)
+
+
+def shown(folder: Path, name: str, raw: bytes, run: Callable[[argparse.Namespace], int], **given: object) -> object:
+    """What a command makes of this file: nothing that steers a terminal."""
+    (folder / ".rankd").mkdir(exist_ok=True)
+    (folder / name).write_bytes(raw)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        result = run(argparse.Namespace(output=folder, run=folder, **given))
+    assert all(each.isprintable() or each == "\n" for each in printable(said.getvalue()))
+    assert "\x1b" not in said.getvalue()
+    return result
+
+
+def deleted(raw: bytes, folder: Path) -> object:
+    (folder / DELETED).parent.mkdir(exist_ok=True)
+    (folder / DELETED).write_bytes(raw)
+    return len(deleted_of(folder))
+
+
 def _journal_name() -> str:
     return f"{1:08d}.journal"
 
@@ -177,6 +263,40 @@ def journal_seed(folder: Path) -> tuple[str, bytes]:
     it.close()
     (path,) = (folder / "seed").iterdir()
     return path.name, path.read_bytes()
+
+
+def notebook_seed() -> bytes:
+    """Two blocks that were begun."""
+    parts = [block_head(4, 1, 1.0), scalar_part("local_loss", Level.MICRO_STEP, 1.5)]
+    return b"|".join(bytes([n]) + part for n in (1, 2) for part in parts)
+
+
+def gzip_seeds(folder: Path) -> list[bytes]:
+    """One of ours, and one of somebody else's."""
+    (folder / "plain").write_bytes(LOG * 99)
+    source, target = os.open(folder / "plain", os.O_RDONLY), os.open(folder / "gz", os.O_RDWR | os.O_CREAT)
+    compress(source, target, len(LOG) * 99)
+    raw = os.pread(target, 2**20, 0)
+    os.close(source)
+    os.close(target)
+    return [raw, raw + raw, gzip.compress(LOG)]
+
+
+def status_seed() -> bytes:
+    core = Core()
+    core.apply(Opened(HELLO))
+    about = {"pid": 1, "host": "h", "records_per_second": 1.0, "backlog": 0, "refused": {"limit": 1}, "alive": True}
+    said = status_of(core.run, Latest(), Beats(), now=1.0, clock=1.0, collector=about)
+    return json.dumps(said).encode()
+
+
+def profiles_seed() -> bytes:
+    both = Both()
+    both.start()
+    for rank in (0, 1):
+        both.report(rank, "armed", step=10)
+        both.report(rank, "done", bytes=10, count=2, first=15, last=16, path="/x", seconds=1.5, covered=True)
+    return json.dumps({"version": 1, "sessions": both.part.status()}).encode()
 
 
 def spool_seed(folder: Path) -> bytes:
@@ -211,12 +331,25 @@ TARGETS = {
             % (b"k" * 32)
         ],
     ),
+    "notebook": Target(notebook, (ProtocolError,), lambda _: [notebook_seed()]),
+    "gzipped": Target(gzipped, (DamagedPartError,), gzip_seeds),
+    "part_names": Target(
+        part_names,
+        (DamagedPartError,),
+        lambda _: [b"merged.log.000000000000000-000000000000005\nmerged.log.000000000000007-000000000000009.gz"],
+    ),
+    "status": Target(status, (RankdError,), lambda _: [status_seed()]),
+    "profiles": Target(profiles, (RankdError,), lambda _: [profiles_seed()]),
+    "deleted": Target(deleted, (), lambda _: [b'{"merged.log": 12, "rank_0/monitor.log": 5}']),
     "text": Target(text, (SpecLogError,), lambda _: [LOG]),
     "yaml": Target(yaml, (ConfigError,), lambda _: [YAML]),
 }
 
 
-_NASTY = (b"\xdd\xff\xff\xff\xff", b"\x93" * 40, b"&a ", b"*a", b"\n", b"[" * 99, b'"')
+_NASTY = (
+    b"\xdd\xff\xff\xff\xff", b"\x93" * 40, b"&a ", b"*a", b"\n", b"[" * 99, b"[" * 9_999, b'"', b"|\x01", b"null",
+    b"1e999", b"9" * 30, b"-1", b"\\u001b[2J", "\u0663".encode() * 15,
+)  # fmt: skip
 
 
 def mutated(raw: bytes, seeds: Sequence[bytes], chance: random.Random) -> bytes:
@@ -242,9 +375,7 @@ def mutated(raw: bytes, seeds: Sequence[bytes], chance: random.Random) -> bytes:
             case 6:
                 del data[at:]
             case 7:
-                data[at:at] = chance.choice(
-                    (b"\xdd\xff\xff\xff\xff", b"\x93" * 40, b"&a ", b"*a", b"\n", b"[" * 99, b'"')
-                )
+                data[at:at] = chance.choice(_NASTY)
     return bytes(data[:65_536])
 
 

@@ -193,3 +193,16 @@ def test_errors_name_what_cannot_be_read(tmp_path: Path) -> None:
     with LogReader(log) as reader, pytest.raises(OSError, match="damaged") as error:
         reader.read(0, 30)
     assert (error.value.errno, error.value.filename) == (errno.EIO, str(path))
+
+
+def test_only_files_with_places_in_a_log_are_parts(tmp_path: Path) -> None:
+    """A pipe would be waited for for ever; no log has so many bytes."""
+    log = lay(tmp_path / "merged.log", [16])
+    os.mkfifo(part_path(log, 16, 20))
+    part_path(log, 20, 30).mkdir()
+    part_path(log, 30, 40).symlink_to("nowhere")
+    part_path(log, 40, 10**18).touch()
+    (tmp_path / f"merged.log.{'٣' * 15}-{'٤' * 15}").touch()
+    assert [part.end for part in parts_of(log)] == [16]
+    with LogReader(log) as reader:
+        assert b"".join(reader.lines()) == TEXT
