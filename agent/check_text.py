@@ -76,7 +76,8 @@ def _recorded(report: Report) -> Iterator[str]:
     if amount is None:
         return
     shape = report.shape
-    yield f"by ranks {ranges(range(shape.world_size))}, {_micro_steps(shape)} a step, {_steps(shape)}"
+    who = "rank 0" if shape.world_size == 1 else f"ranks {ranges(range(shape.world_size))}"
+    yield f"by {who}; {_micro_steps(shape)} a step, {_steps(shape)}"
     for line in report.assumed:
         yield f"assumed, because not given: {line}"
     yield ""

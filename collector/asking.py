@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
+from .place import holder
 from .protocol.checks import shown
 from .protocol.connection import CONNECTION_FILE, key_in, key_of, read_connection
-from .protocol.endpoints import split_endpoint
+from .protocol.endpoints import is_loopback_endpoint, split_endpoint
 from .protocol.errors import ProtocolError, RankdError
 from .protocol.jsontext import parsed
 from .protocol.keys import KEY_VARIABLE, RunKey
@@ -26,6 +28,10 @@ __all__ = ["Asker", "add_arguments", "ask", "asker_of", "is_remote"]
 # A collector whose disk is full answers when there is room again.
 _PATIENCE = 15.0
 _AGAIN = 2.0
+# For both sides to agree on an encryption, within one machine.
+_PROBE = 3.0
+_SHAKEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
 
 
 def ask(output: Path, kind: str, facts: Facts | None = None, *, patience: float = _PATIENCE) -> dict[str, Any]:
@@ -101,6 +107,8 @@ class Asker:
                 f"no collector runs for {output}: it has no {CONNECTION_FILE}; is it the run's output directory, and "
                 "does training still run?"
             )
+        if holder(output) is None:
+            raise RankdError(f"the collector of {output} is gone; `rankd collect {output}` starts it again")
         key = RunKey.from_environment(os.environ) or key_of(connection) or key_in(output)
         if key is None:
             raise RankdError(f"the run's key cannot be read in {output}: set {KEY_VARIABLE}, or be who runs the job")
@@ -126,7 +134,7 @@ class Asker:
             raise RankdError(
                 f"set {KEY_VARIABLE} to the run's key: .rankd/key in the output directory, on the collector's machine"
             )
-        asker = cls(whole, key, keyed=True, where=endpoint, patience=patience)
+        asker = cls(whole, key, keyed=_is_keyed(whole, key), where=endpoint, patience=patience)
         try:
             yield asker
         finally:
@@ -181,3 +189,17 @@ class Asker:
             f"the collector of {self._where} did not answer within {self._patience:g} s: it has gone, its disk is "
             "full, or its key is another one"
         )
+
+
+def _is_keyed(endpoint: str, key: RunKey) -> bool:
+    """Whether connections there are encrypted: on loopback, only where RANKD_KEY was set for the collector."""
+    if not is_loopback_endpoint(endpoint):
+        return True
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        key.protect(socket)
+        with socket.get_monitor_socket(_SHAKEN | _REFUSED) as monitor:
+            socket.connect(endpoint)
+            refused = monitor.poll(int(_PROBE * 1_000)) and parse_monitor_message(monitor.recv_multipart())
+            socket.disable_monitor()
+        return not refused or bool(refused["event"] & _SHAKEN)

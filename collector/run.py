@@ -277,7 +277,15 @@ class Run:
                 self.first_failure = (session.rank, note.text)
             step, micro_step = (note.step or session.step or 1), note.micro_step
         position = Position(session.attempt, step, micro_step)
+        if isinstance(note, Note) and self._follows_all(session, position):
+            yield Comment(session.rank, note.kind, note.text)
+            return
         yield from self._hold_or_late(position, held)
+
+    def _follows_all(self, session: Session, position: Position) -> bool:
+        """About a step that has been released, of a rank that has begun no other since: nothing is out of order."""
+        newest = self.intake.current(session.rank) is session and not session.past and position.step >= session.step
+        return newest and position.micro_step is None and self._ordering.is_late(position.key)
 
     def _goodbye(self, session: Session, goodbye: Goodbye) -> Iterator[Released]:
         session.over = True

@@ -223,3 +223,29 @@ def test_the_wrong_place_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 2
         assert expected in done.stderr
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_collector_on_loopback_is_asked_as_it_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyed: bool
+) -> None:
+    """Its job has set RANKD_KEY, or it has made a key of its own and wants none of connections: `--from` finds out."""
+    monkeypatch.delenv("RANKD_KEY", raising=False)
+    if keyed:
+        monkeypatch.setenv("RANKD_KEY", secrets.token_hex(32))
+    collector = CollectorProcess(tmp_path / "out")
+    if not keyed:
+        monkeypatch.setenv("RANKD_KEY", (tmp_path / "out" / ".rankd" / "key").read_text().strip())
+    try:
+        with Asker.at(str(collector.connection()["endpoint"])) as asker:
+            assert asker.ask("log.layout")["end"] == 0
+    finally:
+        collector.kill()
+
+
+def test_a_collector_that_was_killed_is_said_to_be_gone(tmp_path: Path) -> None:
+    """At once, with what starts it again."""
+    collector = CollectorProcess(tmp_path / "out")
+    collector.kill()
+    with pytest.raises(RankdError, match=r"is gone; `rankd collect .*out` starts it again"), Asker.of(tmp_path / "out"):
+        pass

@@ -13,7 +13,7 @@ from rankd.collector.entries import Back, Ended, HeldOut, Lost, decode_entry, en
 from rankd.collector.protocol.errors import ProtocolError
 from rankd.collector.protocol.records import Comment, Frame, Position, RankBlock
 from rankd.collector.protocol.speclog import Renderer, merged_text
-from rankd.collector.protocol.wire import Block, encode_item
+from rankd.collector.protocol.wire import Block, Note, encode_item
 from rankd.collector.run import RankState, Released
 
 from .streams import Core, Training, hello, training
@@ -281,6 +281,23 @@ def test_an_addendum_to_a_released_position_is_late_and_no_new_attempt() -> None
     assert block.late
     assert block.position == Position(1, 1, None)
     assert len(core.run.intake.attempts) == 1
+
+
+def test_a_note_behind_the_last_step_is_not_late() -> None:
+    """What became of a profile is known when its step has been released: a line, and not a late block."""
+    core = Core()
+    one = training(0, 1, steps=(1, 2), goodbye=None)
+    core.open(one)
+    core.deliver(one)
+    session = core.run.intake.session(one.hello.session)
+    assert session is not None
+    number = len(one.items)
+    notes = [Note(number + 1, 2, None, "profile", "done", 0.0), Note(number + 2, 1, None, "profile", "older", 0.0)]
+    admitted = core.run.intake.admit(session, [encode_item(note) for note in notes])
+    line, block = core.apply(core.run.admitted(admitted))
+    assert line == Comment(0, "profile", "done")
+    assert isinstance(block, RankBlock)
+    assert block.late
 
 
 def test_a_value_of_the_step_before_its_micro_steps_does_not_pass_them() -> None:
