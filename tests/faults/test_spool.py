@@ -311,9 +311,10 @@ def test_a_stopped_process_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
     """
     process = script(tmp_path, body, yaml=SETTINGS, stdin=subprocess.PIPE)
     read_until(process, "there")
+    wait_for(lambda: beat_age(tmp_path / "out") is not None)
     process.send_signal(signal.SIGSTOP)
     # Three beats (0.6 s) late, the rescue looks each beat, and finds the spool locked.
-    wait_for(lambda: beat_age(tmp_path / "out") > 2.0)
+    wait_for(lambda: (beat_age(tmp_path / "out") or 0.0) > 2.0)
     process.send_signal(signal.SIGCONT)
     assert process.stdin is not None
     process.stdin.write("on\n")
@@ -326,10 +327,10 @@ def test_a_stopped_process_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
     assert "rank_lost" not in comments(content)
 
 
-def beat_age(output: Path) -> float:
-    """Seconds since the collector has heard of the first rank."""
+def beat_age(output: Path) -> float | None:
+    """Seconds since the collector has heard a beat of the first rank; None: it has heard none."""
     ranks = json.loads((output / ".rankd" / "status.json").read_text())["ranks"]
-    return float(ranks[0]["beat_age"] or 0.0) if ranks else 0.0
+    return None if not ranks or ranks[0]["beat_age"] is None else float(ranks[0]["beat_age"])
 
 
 @pytest.fixture
