@@ -34,7 +34,8 @@ class Connection:
     """One connection.
 
     Attributes:
-        address: where from; empty: not told yet.
+        address: where from; empty: not known.
+        told: libzmq has told of its begin, so an end that is told is its own.
         since: when it was accepted.
         peer: ZeroMQ's name for it; None: no message came.
         greeted: its hello was answered with a welcome, or it was told to wait.
@@ -48,6 +49,7 @@ class Connection:
     fd: int
     address: str
     since: float
+    told: bool = False
     peer: bytes | None = None
     greeted: bool = False
     offences: int = 0
@@ -79,11 +81,16 @@ class Connections:
     def opened(self, fd: int, address: str, now: float) -> None:
         """A connection was accepted; its first message may have been seen before."""
         known = self._by_fd.get(fd)
-        if known is not None and not known.address:
-            known.address = address
+        if known is not None and not known.told:
+            known.address, known.told = address or known.address, True
             return
         self.closed(fd)
-        self._by_fd[fd] = Connection(fd, address, now, measured=now)
+        self._by_fd[fd] = Connection(fd, address, now, told=True, measured=now)
+
+    def ended(self, fd: int) -> Connection | None:
+        """The end of a connection is told; None: it is that of an earlier one, whose descriptor has another by now."""
+        known = self._by_fd.get(fd)
+        return None if known is not None and not known.told else self.closed(fd)
 
     def closed(self, fd: int) -> Connection | None:
         """A connection has ended; None: it was not known."""
@@ -92,16 +99,28 @@ class Connections:
             del self._by_peer[gone.peer]
         return gone
 
-    def heard(self, fd: int, peer: bytes, size: int, now: float) -> None:
-        """A whole message came."""
-        known = self._by_fd.get(fd)
-        if known is None or known.peer not in (None, peer):
-            self.closed(fd)
-            known = self._by_fd[fd] = Connection(fd, "", now, measured=now)
+    def knows(self, peer: bytes) -> bool:
+        """Whether a message of this peer came before."""
+        return peer in self._by_peer
+
+    def heard(self, fd: int, peer: bytes, size: int, now: float, address: str = "") -> Connection | None:
+        """A whole message came; `address`: where from, for a peer that is not known.
+
+        Messages overtake what is told of connections: the descriptor may be that of an earlier one, which has ended.
+
+        Returns:
+            That earlier connection.
+        """
+        known, earlier = self._by_fd.get(fd), None
+        if known is not None and (known.peer not in (None, peer) or _elsewhere(known, address)):
+            known, earlier = None, self.closed(fd)
+        if known is None:
+            known = self._by_fd[fd] = Connection(fd, address, now, measured=now)
         if known.peer is None:
             known.peer = peer
             self._by_peer[peer] = known
         known.taken += size + _BESIDE_BYTES_PER_MESSAGE
+        return earlier
 
     def greeted(self, peer: bytes) -> None:
         """Its hello was one."""
@@ -154,3 +173,8 @@ class Connections:
             if known.hoard > HOARD_BYTES:
                 found.append(known)
         return found
+
+
+def _elsewhere(known: Connection, address: str) -> bool:
+    """A first message comes from another address than the connection that has this descriptor, as far as is known."""
+    return known.peer is None and bool(address and known.address) and known.address != address

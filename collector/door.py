@@ -181,7 +181,10 @@ class Door:
         # A message has one part; of one that has many, the first few say as much as all.
         fd = peer.get(zmq.SRCFD)
         if name not in self._leaving:  # its connection is known as ended: what comes now is not another one
-            self._connections.heard(int(fd), name, sum(map(len, raws)), time.monotonic())
+            address = "" if self._connections.knows(name) else _address(int(fd))
+            earlier = self._connections.heard(int(fd), name, sum(map(len, raws)), time.monotonic(), address)
+            if earlier is not None and earlier.peer is not None:
+                self._leaving[earlier.peer] = None
         return name, raws
 
     def send(self, peer: bytes, raw: bytes) -> None:
@@ -255,7 +258,7 @@ class Door:
                 self._failed = "broken handshake"
 
     def _ended(self, fd: int) -> None:
-        gone = self._connections.closed(fd)
+        gone = self._connections.ended(fd)
         failed, self._failed = self._failed, ""
         if gone is not None and gone.peer is not None:
             self._leaving[gone.peer] = None
@@ -280,7 +283,7 @@ class Door:
             # The descriptor may be another connection's by now, or no connection's.
             if connection.address and _text(socket.getpeername()) == connection.address:
                 socket.shutdown(sockets.SHUT_RDWR)
-        if not connection.address:
+        if not connection.told:
             self._connections.closed(connection.fd)
 
 

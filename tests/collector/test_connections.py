@@ -61,3 +61,23 @@ def test_a_descriptor_that_is_another_connection_by_now() -> None:
     assert it.closed(1) is not None
     assert it.closed(1) is None
     assert len(it) == 0
+
+
+def test_what_is_told_of_an_earlier_connection_does_not_end_the_one_that_has_its_descriptor() -> None:
+    """Messages overtake what is told: end and begin of two connections come when the second one speaks already."""
+    for spoke in (True, False):
+        it = Connections(9)
+        it.opened(1, "a:1", 0.0)
+        if spoke:
+            assert it.heard(1, b"p", 1, 0.1, "a:1") is None
+        earlier = it.heard(1, b"q", 1, 1.0, "b:1")
+        assert earlier is not None
+        assert earlier.peer == (b"p" if spoke else None)
+        assert it.ended(1) is None
+        assert (it.knows(b"p"), it.address(b"q")) == (False, "b:1")
+        it.opened(1, "b:1", 1.1)
+        assert [it.offended(b"q") is None for _ in range(MOST_OFFENCES)][-1] is False
+        gone = it.ended(1)
+        assert gone is not None
+        assert gone.peer == b"q"
+        assert len(it) == 0

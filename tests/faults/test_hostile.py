@@ -102,11 +102,13 @@ class Attacker:
         """Say these on one connection, and wait until it is shut."""
         with self.peer() as dealer:
             monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            for message in messages:
-                dealer.send(message)
-            assert monitor.poll(int(PATIENCE * 1_000)), "not shut"
-            dealer.disable_monitor()
-            monitor.close(0)
+            try:
+                for message in messages:
+                    dealer.send(message)
+                assert monitor.poll(int(PATIENCE * 1_000)), "not shut"
+            finally:
+                dealer.disable_monitor()
+                monitor.close(0)
 
     def garbage(self) -> None:
         """Bytes, pickles, several parts, other versions, messages that only a collector sends."""
