@@ -42,8 +42,10 @@ _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 2**16
 # MAX_RANKS and as many strangers are more than a process may have open; some descriptors are for the files.
 _MOST_CONNECTIONS = 65_536
 _DESCRIPTORS_KEPT = 64
-# A peer on this machine can send a gigabyte a second; this is what bounds how far it gets.
-_SWEEP_EVERY = 0.25
+# A peer on this machine can send a gigabyte a second; how often its connection is looked at bounds how far it gets.
+# With many connections a look takes its time, and so many times that passes until the next.
+_SWEEP_LEAST, _SWEEP_MOST = 0.05, 0.25
+_SWEEP_SHARE = 20
 # Warnings of each kind; what comes after is only counted.
 _MOST_WARNINGS = 10
 # struct tcp_info of Linux: tcpi_bytes_received.
@@ -166,8 +168,9 @@ class Door:
         now = time.monotonic()
         self._watch(now)
         if now >= self._sweep_at:
-            self._sweep_at = now + _SWEEP_EVERY
             self._sweep(now)
+            took = time.monotonic() - now
+            self._sweep_at = now + min(_SWEEP_MOST, max(_SWEEP_LEAST, _SWEEP_SHARE * took))
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         """The next message and whose it is; None: there is none at the moment."""

@@ -28,7 +28,7 @@ RANKS = 8
 PATIENCE = 90.0
 KEY = "hostile-0123456789abcdef0123456789abcdef"
 # What the attack may add to the collector's memory: a few messages of the largest size.
-MOST_GROWTH = 300 * 2**20
+MOST_GROWTH = 512 * 2**20
 
 HONEST = """
 import sys, time
