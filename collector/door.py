@@ -44,8 +44,8 @@ _MOST_CONNECTIONS = 65_536
 _DESCRIPTORS_KEPT = 64
 # A peer on this machine can send a gigabyte a second; how often its connection is looked at bounds how far it gets.
 # With many connections a look takes its time, and so many times that passes until the next.
-_SWEEP_LEAST, _SWEEP_MOST = 0.05, 0.25
-_SWEEP_SHARE = 20
+_SWEEP_LEAST, _SWEEP_MOST = 0.05, 1.0
+_SWEEP_SHARE = 50
 # Warnings of each kind; what comes after is only counted.
 _MOST_WARNINGS = 10
 # struct tcp_info of Linux: tcpi_bytes_received.
@@ -298,11 +298,12 @@ def _most_connections() -> int:
     return max(16, min(_MOST_CONNECTIONS, usable * 3 // 4 - _DESCRIPTORS_KEPT))
 
 
-def _borrowed(fd: int) -> sockets.socket:
-    """A socket of our own on libzmq's connection; closing it does not close that."""
+def _borrowed(fd: int, family: int = -1) -> sockets.socket:
+    """A socket of our own on libzmq's connection; closing it does not close that. `family` -1: it is asked for."""
     own = os.dup(fd)
     try:
-        return sockets.socket(fileno=own)
+        kind = (-1, -1, -1) if family < 0 else (family, sockets.SOCK_STREAM, 0)
+        return sockets.socket(*kind, fileno=own)
     except OSError:
         os.close(own)
         raise
@@ -326,7 +327,8 @@ def _text(address: object) -> str:
 def _received(fd: int) -> int | None:
     """The bytes that the kernel has received on a connection."""
     try:
-        with _borrowed(fd) as socket:
+        # The family does not matter for this, and saves the questions that it is found out with.
+        with _borrowed(fd, sockets.AF_INET) as socket:
             info = socket.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:
         return None

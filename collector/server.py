@@ -145,6 +145,7 @@ class Collector:
         parts: dict[str, Part] = {SAMPLE: Sampler(), STACKS: StackRequests(), KIND: profiling}
         self._steering = Steering(parts, self._ranks_now)
         self._steering.restore(self._run.decisions)
+        self._steer_at = 0.0
         self._desk = Desk(self._door, self._run_key, self._place.output, self._steering, self._steer)
 
     @property
@@ -203,8 +204,10 @@ class Collector:
                 self._beside("run.json", self._describe)
                 self._ledger.commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
                 self._ledger.commit(self._rescue.due(now))
-                self._steer(self._steering.tick())
-                self._beside("profile.json", self._profiles.update)
+                if now >= self._steer_at:
+                    self._steer_at = now + _TICK
+                    self._steer(self._steering.tick())
+                    self._beside("profile.json", self._profiles.update)
 
     def _may_end(self, now: float, quiet_since: float) -> bool:
         """All have said goodbye, or who has not stays away; and nothing lies on this host that could be fetched."""

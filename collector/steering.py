@@ -115,21 +115,22 @@ class Steering:
 
     def joined(self, rank: int) -> Sequence[Move]:
         """A rank was welcomed."""
-        return self._all(lambda part: part.joined(rank, self._ranks()))
+        return self._all(lambda part, ranks: part.joined(rank, ranks))
 
     def tick(self) -> Sequence[Move]:
         """Called some times a second."""
-        return self._all(lambda part: part.tick(self._ranks()))
+        return self._all(lambda part, ranks: part.tick(ranks))
 
     def ending(self) -> Sequence[Move]:
         """The collector is about to end."""
-        return self._all(lambda part: part.ending(self._ranks()))
+        return self._all(lambda part, ranks: part.ending(ranks))
 
     def _part(self, kind: str) -> Part | None:
         return self._parts.get(kind.split(".")[0])
 
-    def _all(self, news: Callable[[Part], Sequence[Move]]) -> list[Move]:
-        return [move for part in self._parts.values() for move in self._shielded(functools.partial(news, part))]
+    def _all(self, news: Callable[[Part, RanksNow], Sequence[Move]]) -> list[Move]:
+        ranks = self._ranks()
+        return [move for part in self._parts.values() for move in self._shielded(functools.partial(news, part, ranks))]
 
     def _shielded(self, call: Callable[[], Sequence[Move]]) -> Sequence[Move]:
         """An error of a part costs what it was about to do, and not the logs."""

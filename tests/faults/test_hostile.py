@@ -27,7 +27,8 @@ pytestmark = pytest.mark.slow
 RANKS = 8
 PATIENCE = 90.0
 KEY = "hostile-0123456789abcdef0123456789abcdef"
-# What the attack may add to the collector's memory: a few messages of the largest size.
+# What the attack may add to the collector's memory: a few messages of the largest size, and what comes over loopback
+# between two looks at a connection.
 MOST_GROWTH = 512 * 2**20
 
 HONEST = """
