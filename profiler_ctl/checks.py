@@ -41,8 +41,8 @@ class Checked:
         path: the directory.
         bytes: of all files.
         written: when the last file was written, seconds since the epoch.
-        covered: whether each step has events of its own in the trace; None: this could not be seen (the trace is too
-            large to be parsed here, or has a clock of its own).
+        covered: whether each step has events between its begin and end in the trace; None: this could not be seen (the
+            trace is too large to be parsed here, or has a clock of its own).
     """
 
     path: Path
@@ -73,8 +73,8 @@ def check_output(output: Path, steps: Sequence[StepTime]) -> Checked:
     """Look at what a profiler has written.
 
     Raises:
-        ProfilerError: it is empty, its trace_view.json is missing, a file cannot be read or is cut off, or a step has
-            no event in the trace.
+        ProfilerError: it is empty, its trace_view.json is missing, a file cannot be read or is cut off, or nothing in
+            the trace began since a step did.
     """
     found = {path: path.stat() for path in sorted(output.rglob("*")) if path.is_file()}
     size = sum(stat.st_size for stat in found.values())
@@ -89,7 +89,7 @@ def check_output(output: Path, steps: Sequence[StepTime]) -> Checked:
             parsed = _json(path, stat.st_size, budget)
             budget -= stat.st_size if parsed is not None else 0
             if path.name == "trace_view.json" and parsed is not None:
-                covered = _coverage(parsed, steps)
+                covered = _coverage(path, parsed, steps)
         elif path.suffix == ".csv" and stat.st_size:
             _check_csv(path, stat.st_size)
         elif path.suffix == ".db" and not _begins_with(path, _SQLITE):
@@ -131,12 +131,15 @@ def _check_csv(path: Path, size: int) -> None:
         raise ProfilerError(f"{path} ({size} bytes) is cut off")
 
 
-def _coverage(trace: Any, steps: Sequence[StepTime]) -> bool | None:
+def _coverage(path: Path, trace: Any, steps: Sequence[StepTime]) -> bool | None:
     starts = event_starts(trace)
     if not steps or not any(steps[0].begin <= start <= steps[-1].end for start in starts):
         # Another clock: nothing can be said.
         return None
-    # Operators run behind their launch: of a step that nothing waits for, all may begin after its end.
+    for each in steps:
+        # Operators run behind their launch: of a step that nothing waits for, all may begin after its end.
+        if not any(each.begin <= start for start in starts):
+            raise ProfilerError(f"{path} holds no event of step {each.step}")
     return all(any(each.begin <= start <= each.end for start in starts) for each in steps)
 
 

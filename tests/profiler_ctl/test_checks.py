@@ -33,9 +33,15 @@ def test_a_profile_that_is_whole(tmp_path: Path) -> None:
     assert checked.covered is True
 
 
-def test_a_step_without_events_between_its_ends_is_no_failure(tmp_path: Path) -> None:
-    """Its operators may have run behind it; but it is not said that each step has events."""
-    assert check_output(profile(tmp_path, 1_000.5), STEPS).covered is False
+def test_a_step_without_events_is_named(tmp_path: Path) -> None:
+    """The window was not covered."""
+    with pytest.raises(ProfilerError, match="holds no event of step 6"):
+        check_output(profile(tmp_path, 1_000.5), STEPS)
+
+
+def test_a_step_whose_operators_ran_behind_it_is_no_failure(tmp_path: Path) -> None:
+    """They began after its end; but it is not said that each step has events of its own."""
+    assert check_output(profile(tmp_path, 1_000.5, 1_002.5), STEPS).covered is False
 
 
 @pytest.mark.parametrize("starts", [(), (3.0, 4.0)])
