@@ -26,6 +26,7 @@ from typing import Any, Concatenate, ParamSpec, cast
 from ..collector.protocol.assembly import scalar_part
 from ..collector.protocol.errors import IdentityError, RecordError
 from ..collector.protocol.records import Frame, Level, NameTable
+from ..collector.protocol.steering import SAMPLE, STACKS
 from ..collector.protocol.wire import Block, Note, Report, Table, encode_item
 from ..profiler_ctl.asked import KIND
 from ..profiler_ctl.participant import Participant
@@ -37,8 +38,8 @@ from .identity import Identity, framework_identity, is_helper, resolve
 from .losses import read_scalar
 from .monitor import Measured, MicroBatch, Pending, StepEnd
 from .monitors import build_monitors, sampling_of
-from .resampling import SAMPLE, Resampling
-from .stacks import STACKS, StackDump
+from .resampling import Resampling
+from .stacks import StackDump
 
 __all__ = ["Agent", "Step"]
 

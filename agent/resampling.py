@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 
 from ..collector.protocol.checks import check_int
 from ..collector.protocol.messages import Facts, Report
+from ..collector.protocol.steering import RATES, SAMPLE
 from .sampling import Rates, Sampling
 
-__all__ = ["SAMPLE", "Resampling"]
-
-SAMPLE = "sample"
+__all__ = ["Resampling"]
 
 
 class Resampling:
@@ -44,7 +43,7 @@ class Resampling:
     def _rates(self, facts: Facts) -> Rates:
         """What is not given is as configured."""
         configured = self._sampling.configured
-        given = {name: value for name in _RATES if (value := facts.get(name)) is not None}
+        given = {name: value for name in RATES if (value := facts.get(name)) is not None}
         for name, value in given.items():
             check_int(name, value, 1)
         write, console = given.get("interval", configured.write), given.get("print_interval", configured.console)
@@ -54,6 +53,3 @@ class Resampling:
         if "step_interval" not in given and any(each % configured.compute for each in wanted):
             compute = math.gcd(configured.compute, *wanted)
         return Rates(int(compute), int(write), None if console is None else int(console))
-
-
-_RATES = ("step_interval", "interval", "print_interval")

@@ -14,10 +14,10 @@ from types import FrameType
 
 from ..collector.protocol.checks import MAX_TEXT_BYTES, clipped
 from ..collector.protocol.messages import Facts, Report
+from ..collector.protocol.steering import STACKS
 
-__all__ = ["STACKS", "StackDump", "stacks_text"]
+__all__ = ["StackDump", "stacks_text"]
 
-STACKS = "stacks"
 _OURS = "rankd-"
 # A recursion a thousand deep says no more than its ends.
 _MOST_FRAMES = 60

@@ -28,6 +28,8 @@ __all__ = ["Asker", "add_arguments", "ask", "asker_of", "is_remote"]
 # A collector whose disk is full answers when there is room again.
 _PATIENCE = 15.0
 _AGAIN = 2.0
+# Between two looks at how far ranks are with something.
+_LOOK_EVERY = 0.1
 # For both sides to agree on an encryption, within one machine.
 _PROBE = 3.0
 _SHAKEN = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -149,6 +151,14 @@ class Asker:
         if not isinstance(found, dict):
             raise RankdError(f"{self._where}: not an answer of this version: {shown(found)}")
         return found
+
+    def while_waiting(self, answer: dict[str, Any], kind: str, seconds: float) -> dict[str, Any]:
+        """Ask again with `kind` while somebody is `waiting` in the answer, at most so many seconds; the last answer."""
+        deadline = time.monotonic() + seconds
+        while answer["waiting"] and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY)
+            answer = self.ask(kind)
+        return answer
 
     def raw(self, kind: str, facts: Mapping[str, Any] | None = None, *, again: bool = False) -> bytes:
         """One question; the answer as it came.

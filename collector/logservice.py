@@ -96,15 +96,12 @@ class LogService:
             self._log = None
 
     def _answer(self, ask: Ask) -> bytes:
-        match ask.kind:
-            case "log.layout":
-                return self._layout()
-            case "log.read":
-                offset, count = _span(ask)
-                return self._reader().read(offset, count)
-            case "log.index":
-                offset, count = _span(ask)
-                return self._index(offset, count)
+        if ask.kind == LOG_LAYOUT:
+            return self._layout()
+        if ask.kind == LOG_READ:
+            return self._reader().read(*_span(ask))
+        if ask.kind == LOG_INDEX:
+            return self._index(*_span(ask))
         raise RankdError(f"the log knows no {shown(ask.kind)}")
 
     def _layout(self) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +10,13 @@ from .asking import add_arguments as add_place
 from .asking import asker_of
 from .protocol.errors import RankdError
 from .protocol.ranges import ranges
-from .sampler import SAMPLE, STATUS
+from .protocol.steering import SAMPLE
+from .sampler import STATUS
 
 __all__ = ["add_arguments", "run"]
 
 # How long ranks may take to confirm; one that sits in a long step still answers, its sender is a thread of its own.
 _CONFIRM_WITHIN = 10.0
-_LOOK_EVERY = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +39,7 @@ def run(args: argparse.Namespace) -> int:
         given["for_steps"] = args.for_steps
     with asker_of(args) as asker:
         answer = asker.ask(SAMPLE, given)
-        deadline = time.monotonic() + _CONFIRM_WITHIN
-        while answer["waiting"] and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY)
-            answer = asker.ask(STATUS)
+        answer = asker.while_waiting(answer, STATUS, _CONFIRM_WITHIN)
     print(_text(answer))
     return 1 if answer["waiting"] else 0
 

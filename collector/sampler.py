@@ -14,14 +14,11 @@ from typing import Any
 from .protocol.checks import MAX_STEP, check_int, shown
 from .protocol.errors import RankdError, RecordError
 from .protocol.messages import Facts
-from .protocol.steering import Decide, Move, Ranks, Tell
+from .protocol.steering import RATES, SAMPLE, Decide, Move, Ranks, Tell
 
-__all__ = ["SAMPLE", "STATUS", "Sampler"]
+__all__ = ["STATUS", "Sampler"]
 
-SAMPLE = "sample"
 STATUS = "sample.status"
-# What a question may say of rates: Sampling's, by their names in the configuration.
-_RATES = ("step_interval", "interval", "print_interval")
 # A command needs milliseconds; a rank in a garbage collection, or behind a slow link, some more.
 _LEAD_SECONDS = 1.0
 # Where the pace is not known yet.
@@ -72,7 +69,7 @@ class Sampler:
             steps = last - first + 1 if isinstance(first, int) and isinstance(last, int) else None
             # Where there is no later step, it stays as it is.
             with contextlib.suppress(RankdError):
-                return self._decide({name: self._facts.get(name) for name in _RATES}, steps, ranks)
+                return self._decide({name: self._facts.get(name) for name in RATES}, steps, ranks)
         self._confirmed.add(rank)
         return ()
 
@@ -119,9 +116,9 @@ class Sampler:
 
 def _checked(facts: Facts) -> tuple[Facts, int | None]:
     """The rates that are asked for (all None: those of the configuration), and for how many steps."""
-    unknown = set(facts) - {*_RATES, "for_steps"}
+    unknown = set(facts) - {*RATES, "for_steps"}
     if unknown:
-        raise RankdError(f"sampling has no {', '.join(sorted(map(shown, unknown)))}; it has {', '.join(_RATES)}")
+        raise RankdError(f"sampling has no {', '.join(sorted(map(shown, unknown)))}; it has {', '.join(RATES)}")
     try:
         for name, value in facts.items():
             if value is not None:
@@ -129,7 +126,7 @@ def _checked(facts: Facts) -> tuple[Facts, int | None]:
     except RecordError as e:
         raise RankdError(str(e)) from None
     steps = facts.get("for_steps")
-    return {name: facts.get(name) for name in _RATES}, steps if isinstance(steps, int) else None
+    return {name: facts.get(name) for name in RATES}, steps if isinstance(steps, int) else None
 
 
 def _line(rates: Facts, first: int, last: int | None) -> str:

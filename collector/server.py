@@ -39,7 +39,7 @@ from .profilefile import ProfileFile
 from .protocol.checks import printable
 from .protocol.errors import LimitError, ProtocolError, VersionError
 from .protocol.keys import RunKey
-from .protocol.steering import Decide, Move, Part, Tell
+from .protocol.steering import SAMPLE, STACKS, Decide, Move, Part, Tell
 from .protocol.wire import (
     Ack,
     Ask,
@@ -57,8 +57,8 @@ from .protocol.wire import (
 )
 from .rescue import Rescue
 from .run import RankState
-from .sampler import SAMPLE, Sampler
-from .stacks import STACKS, StackRequests
+from .sampler import Sampler
+from .stacks import StackRequests
 from .statusfile import StatusFile
 from .steering import RanksNow, Steering
 

@@ -9,11 +9,10 @@ from .protocol.checks import check_text, printable, shown
 from .protocol.errors import RankdError, RecordError
 from .protocol.messages import Facts
 from .protocol.ranges import parse_ranks, ranges
-from .protocol.steering import Move, Ranks, Tell
+from .protocol.steering import STACKS, Move, Ranks, Tell
 
-__all__ = ["STACKS", "STACKS_FOUND", "StackRequests"]
+__all__ = ["STACKS_FOUND", "StackRequests"]
 
-STACKS = "stacks"
 STACKS_FOUND = "stacks.found"
 # The texts of all groups, in characters; ranks that are at one place are one group.
 _MOST_TEXT = 2**20

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from .asking import add_arguments as add_place
 from .asking import asker_of
 from .protocol.ranges import ranges
-from .stacks import STACKS, STACKS_FOUND
+from .protocol.steering import STACKS
+from .stacks import STACKS_FOUND
 
 __all__ = ["add_arguments", "run"]
-
-_LOOK_EVERY = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +27,7 @@ def run(args: argparse.Namespace) -> int:
     """0: all have answered; 1: some have not."""
     with asker_of(args) as asker:
         answer = asker.ask(STACKS, {"ranks": args.rank, "threads": args.threads})
-        deadline = time.monotonic() + args.wait
-        while answer["waiting"] and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY)
-            answer = asker.ask(STACKS_FOUND)
+        answer = asker.while_waiting(answer, STACKS_FOUND, args.wait)
     for group in answer["groups"]:
         print(_heading(group))
         print(group["text"])

@@ -13,7 +13,12 @@ from typing import Any, Protocol, TypeAlias
 from .checks import MAX_STEP, MAX_WORD_BYTES, check_fact, check_int, check_map, check_text
 from .messages import Facts
 
-__all__ = ["Decide", "Move", "Part", "Rank", "Ranks", "Tell"]
+__all__ = ["RATES", "SAMPLE", "STACKS", "Decide", "Move", "Part", "Rank", "Ranks", "Tell"]
+
+# The kinds of commands and reports that both sides know by name.
+SAMPLE, STACKS = "sample", "stacks"
+# What `sample` says of rates, by their names in the configuration (`monitor_config`).
+RATES = ("step_interval", "interval", "print_interval")
 
 
 @dataclass(frozen=True, slots=True)

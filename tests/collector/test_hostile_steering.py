@@ -16,10 +16,10 @@ from rankd.collector.protocol.checks import MAX_STEP
 from rankd.collector.protocol.errors import RankdError
 from rankd.collector.protocol.keys import RunKey
 from rankd.collector.protocol.messages import Answer, Ask, Command, Fact, Facts, Report
-from rankd.collector.protocol.steering import Decide, Move, Part
+from rankd.collector.protocol.steering import SAMPLE, STACKS, Decide, Move, Part
 from rankd.collector.protocol.wire import decode_message, encode_message
-from rankd.collector.sampler import SAMPLE, Sampler
-from rankd.collector.stacks import STACKS, StackRequests
+from rankd.collector.sampler import Sampler
+from rankd.collector.stacks import StackRequests
 from rankd.collector.steering import Steering
 from rankd.profiler_ctl.asked import KIND, Asked
 from rankd.profiler_ctl.choosing import Choice
