@@ -6,14 +6,16 @@ import argparse
 import dataclasses
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from .config import RankdConfig, output_of
-from .memory import keep_freed_memory
+from .memory import collect_garbage_seldom, keep_freed_memory
 from .protocol.checks import printable
 from .protocol.errors import ConfigError, RankdError
+from .protocol.normlines import load_numpy
 from .server import Collector
 from .settings import load_yaml
 
@@ -40,6 +42,10 @@ def run(args: argparse.Namespace) -> int:
     """
     _set_up_logging()
     keep_freed_memory()
+    collect_garbage_seldom()
+    # Its BLAS would start a thread for each core, and is not used.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    load_numpy()
     config = RankdConfig.from_mapping(_section(args))
     changes = {key: value for key in ("output", "endpoint") if (value := getattr(args, key)) is not None}
     config = dataclasses.replace(config, **changes)

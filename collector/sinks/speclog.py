@@ -20,7 +20,7 @@ MERGED_LOG = "merged.log"
 
 # Rendered and written before the next, in bytes of columns; a norm's 8 become some 160 of text. What is rendered shall
 # still be in the processor's cache when it is written.
-_BATCH_BYTES = 2**16
+_BATCH_BYTES = 2**15
 
 _RANK_LOG = re.compile(r"rank_(0|[1-9][0-9]*)/monitor\.log")
 

@@ -30,6 +30,7 @@ import psutil
 import zmq
 
 from rankd.collector.memory import keep_freed_memory
+from rankd.collector.protocol.normlines import load_numpy
 from rankd.collector.protocol.records import Frame, NameTable, Position, RankBlock
 from rankd.collector.protocol.wire import (
     Ack,
@@ -252,6 +253,7 @@ def text_only(records: int) -> float:
     frames = [decode_item(number_item(block_bytes(rank), 1), known_tables()) for rank in range(8)]
     count = max(1, records // (8 * NORMS))
     keep_freed_memory()
+    load_numpy()
     with tempfile.TemporaryDirectory(prefix="rankd-bench-") as folder:
         sink = SpecLogSink(Path(folder))
         before = time.process_time()
