@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Callable
 
 import psutil
 
 __all__ = ["HostFigures"]
 
+# Reading them is half a millisecond, which is most of what an agent costs that has nothing to do. In seconds.
+_EVERY = 10.0
+
 
 class HostFigures:
-    """Samples the host; percentages are over the time since the last sample, so the first ones are 0."""
+    """Samples the host, every few seconds; percentages are over the time since the last sample, so the first ones are 0.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._process = psutil.Process()
+        self._clock = clock
+        self._figures: dict[str, float] = {}
+        self._samples = 0
+        self._due_at = 0.0
+
+    def latest(self) -> dict[str, float]:
+        """The last sample, or a new one where that is older than some seconds; see `sample`."""
+        now = self._clock()
+        # The first one has no percentages, so the second follows at the next call.
+        if self._samples < 2 or now >= self._due_at:
+            self._figures, self._samples, self._due_at = self.sample(), self._samples + 1, now + _EVERY
+        return self._figures
 
     def sample(self) -> dict[str, float]:
         """Figures by name; one that cannot be read here is left out, never an error.

@@ -3,8 +3,9 @@
 `link` decides; this carries out: socket, clock, logging. What is sent comes from the `outbox`.
 
 The training thread's part is `wake` after an accepted put: one look at a flag, and one write into a pipe if the sender
-is asleep. Right after sending, the sender does not go to sleep but waits for SEND_SPACING, so that however often the
-training thread puts, it is woken (and takes the interpreter lock) at most some hundred times a second.
+is asleep. Right after sending, the sender does not go to sleep but waits for the acknowledgement or SEND_SPACING, and what
+is put within SEND_SPACING is sent after it; so however often the training thread puts, the sender wakes (and takes the
+interpreter lock) at most some hundred times a second.
 """
 
 from __future__ import annotations
@@ -364,7 +365,7 @@ class Sender:
         until = self._link.next_at()
         if self._deadline is not None:
             until = min(until, self._deadline)
-        elif now < self._send_again_at:
+        elif now < self._send_again_at and (self._outbox.has_in_flight or self._outbox.has_unsent):
             # Awake for the training thread: it need not ring.
             self._channel.wait(min(until, self._send_again_at) - now)
             return
@@ -415,7 +416,7 @@ class Sender:
         return dataclasses.replace(self._hello, run=run, next_seq=self._outbox.next_seq)
 
     def _beat(self) -> Beat:
-        return Beat(*self._position(), self._outbox.held_items, self._host.sample())
+        return Beat(*self._position(), self._outbox.held_items, self._host.latest())
 
     def _open(self, endpoint: str) -> None:
         self._expected = endpoint.run if isinstance(endpoint, Endpoint) else ""
