@@ -16,7 +16,7 @@ _EVERY = 10.0
 
 
 class HostFigures:
-    """Samples the host, every few seconds; percentages are over the time since the last sample, so the first ones are 0.
+    """Samples the host, every few seconds; percentages are over the time since the last sample, the first ones are 0.
 
     Args:
         clock: seconds, monotonic.

@@ -3,9 +3,8 @@
 `link` decides; this carries out: socket, clock, logging. What is sent comes from the `outbox`.
 
 The training thread's part is `wake` after an accepted put: one look at a flag, and one write into a pipe if the sender
-is asleep. Right after sending, the sender does not go to sleep but waits for the acknowledgement or SEND_SPACING, and what
-is put within SEND_SPACING is sent after it; so however often the training thread puts, the sender wakes (and takes the
-interpreter lock) at most some hundred times a second.
+is asleep. Each time the sender wakes it takes the interpreter lock, so it wakes seldom: what is put within SEND_SPACING
+of a sending goes together, and an acknowledgement is looked for at the next put, or after ACK_PATIENCE.
 """
 
 from __future__ import annotations
@@ -65,6 +64,8 @@ log = logging.getLogger("rankd.agent")
 
 # Between two times that new items are sent, in seconds.
 SEND_SPACING = 0.01
+# After a sending: for so long an acknowledgement need not be noticed, in seconds.
+ACK_PATIENCE = 0.25
 # After the deadline of `close`: what the thread may need to notice it and to close the socket.
 _CLOSE_MARGIN = 1.0
 # A connection that is half open (the peer's host is gone) is noticed by libzmq's own thread within this, in ms.
@@ -128,6 +129,8 @@ class _Channel:
         self._monitor: DealerSocket | None = None
         self._poller = zmq.Poller()
         self._poller.register(waker.fd, zmq.POLLIN)
+        self._doorbell = zmq.Poller()
+        self._doorbell.register(waker.fd, zmq.POLLIN)
         # What the last `wait` found something on; looking at the others would cost an exception each.
         self._ready: dict[object, int] = {}
 
@@ -184,8 +187,13 @@ class _Channel:
             return False
         return True
 
-    def wait(self, seconds: float) -> None:
-        self._ready = dict(self._poller.poll(int(min(max(seconds, 0.0), _LONGEST_SLEEP) * 1_000 + 0.999)))
+    def wait(self, seconds: float, *, for_peer: bool = True) -> None:
+        """Until something comes, or for so long; not `for_peer`: what the peer says ends it no sooner."""
+        milliseconds = int(min(max(seconds, 0.0), _LONGEST_SLEEP) * 1_000 + 0.999)
+        if not for_peer:
+            self._doorbell.poll(milliseconds)
+            milliseconds = 0
+        self._ready = dict(self._poller.poll(milliseconds))
         if self._waker.fd in self._ready:
             self._waker.drain()
 
@@ -255,6 +263,9 @@ class Sender:
         # The run that is expected at the endpoint, for a process that has not joined one yet.
         self._expected = ""
         self._send_again_at = 0.0
+        # When acknowledgements are to be looked for, though nothing is put.
+        self._look_at = 0.0
+        self._settling = False
         # Written by the sender thread before it sleeps and by whoever wakes it. Both sides write first and look then
         # (the sender at the outbox, the training thread at this), so no item is left behind.
         self._asleep = False
@@ -292,10 +303,15 @@ class Sender:
     def settle(self, timeout: float) -> None:
         """Wait until all that was put so far is acknowledged, at most `timeout` seconds; then go on as before."""
         deadline = time.monotonic() + timeout
-        while self._outbox.held_items and self.alive and self.state is not LinkState.OFF:
-            if time.monotonic() >= deadline:
-                return
-            time.sleep(_SETTLE_PAUSE)
+        self._settling = True
+        self.wake()
+        try:
+            while self._outbox.held_items and self.alive and self.state is not LinkState.OFF:
+                if time.monotonic() >= deadline:
+                    return
+                time.sleep(_SETTLE_PAUSE)
+        finally:
+            self._settling = False
 
     def close(self, timeout: float) -> int:
         """End: wait until everything is acknowledged, at most `timeout` seconds (and a constant second).
@@ -346,6 +362,10 @@ class Sender:
             self._sleep(now)
             self._listen()
 
+    @property
+    def _is_waited_for(self) -> bool:
+        return self._settling or self._deadline is not None
+
     def _is_over(self, now: float) -> bool:
         if self._deadline is None:
             return False
@@ -358,14 +378,14 @@ class Sender:
         while self._reports and self._link.may_send:
             self._say(encode_message(self._reports.popleft()))
         while self._link.may_send and (items := self._outbox.take()):
-            self._send_again_at = now + SEND_SPACING
+            self._send_again_at, self._look_at = now + SEND_SPACING, now + ACK_PATIENCE
             self._say(encode_message(Data(items)))
 
     def _sleep(self, now: float) -> None:
-        until = self._link.next_at()
+        until, for_peer = self._link.next_at(), True
         if self._deadline is not None:
             until = min(until, self._deadline)
-        elif now < self._send_again_at and (self._outbox.has_in_flight or self._outbox.has_unsent):
+        elif self._outbox.has_unsent and now < self._send_again_at:
             # Awake for the training thread: it need not ring.
             self._channel.wait(min(until, self._send_again_at) - now)
             return
@@ -375,7 +395,9 @@ class Sender:
                 # Put just now, or it waits for an acknowledgement; more of it need not ring.
                 self._asleep = False
                 until = now if self._outbox.has_sendable or self._reports else until
-        self._channel.wait(until - now)
+            elif self._outbox.has_in_flight and now < self._look_at and not self._is_waited_for:
+                until, for_peer = min(until, self._look_at), False
+        self._channel.wait(until - now, for_peer=for_peer)
         self._asleep = False
 
     def _listen(self) -> None:

@@ -20,6 +20,7 @@ import pytest
 import zmq
 from tests.support import free_port
 
+from rankd.agent import sender as sender_module
 from rankd.agent.discovery import Endpoint, EndpointFinder
 from rankd.agent.link import LinkState, Timing
 from rankd.agent.outbox import Outbox
@@ -269,6 +270,40 @@ def test_settling_waits_for_the_acknowledgements_and_no_longer(
     agent.put("c")
     collector.serve(lambda: agent.outbox.held_items == 0)
     assert collector.texts == ["a", "b", "c"]
+
+
+def test_an_acknowledgement_wakes_nobody_while_data_flows(
+    collector: Collector, agents: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is seen with a later put. Who waits for it does not have to wait, nor has a collector that says more."""
+    monkeypatch.setattr(sender_module, "ACK_PATIENCE", 2 * PATIENCE)
+    agent = agents(collector.endpoint, NEVER)
+    peer = collector.welcome()
+    deadline = time.monotonic() + PATIENCE
+    while agent.outbox.statistics().acked_seq == 0:
+        assert time.monotonic() < deadline
+        agent.put("a")
+        collector.expect(Data, keep=True)
+        collector.say(peer, Ack(len(collector.journal)))
+    agent.sender.settle(PATIENCE)
+    assert agent.outbox.held_items == 0
+    collector.say(peer, Who())
+    collector.expect(Hello)
+
+
+def test_end_does_not_wait_for_a_late_look(
+    collector: Collector, agents: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An acknowledgement that lies there when the agent is closed is seen at once."""
+    monkeypatch.setattr(sender_module, "ACK_PATIENCE", 2 * PATIENCE)
+    agent = agents(collector.endpoint, NEVER)
+    peer = collector.welcome()
+    agent.put("a")
+    collector.expect(Data, keep=True)
+    collector.say(peer, Ack(1))
+    start = time.monotonic()
+    assert agent.sender.close(PATIENCE) == 0
+    assert time.monotonic() - start < PATIENCE
 
 
 def test_restart_on_another_port(tmp_path: Path, agents: Callable[..., Agent]) -> None:
