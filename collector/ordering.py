@@ -11,8 +11,11 @@ the head, and shrinks as floors rise. So an arriving item costs the same with 8 
 from __future__ import annotations
 
 import heapq
+import struct
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Any, Generic, TypeAlias, TypeVar
 
 __all__ = ["START", "Floor", "Key", "Ordering", "above", "at"]
@@ -37,13 +40,40 @@ def above(key: Key) -> Floor:
     return (*key, 1)
 
 
+class _Place(Generic[_T]):
+    """What is held at one position, in the order in which it came: of each item its rank, and the item.
+
+    As flat as it is because a rank that stands still makes hundreds of thousands of items wait.
+    """
+
+    __slots__ = ("items", "ranks")
+
+    def __init__(self) -> None:
+        self.ranks = array("I")
+        self.items: list[_T] = []
+
+    def by_rank(self) -> list[tuple[int, list[_T]]]:
+        """The ranks in order, with their items."""
+        in_order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
+        return [(rank, [self.items[i] for i in places]) for rank, places in groupby(in_order, self.ranks.__getitem__)]
+
+
+def _bytes(ranks: array[int]) -> bytes:
+    """As little-endian uint32, whatever this machine has."""
+    return struct.pack(f"<{len(ranks)}I", *ranks)
+
+
+def _ranks(raw: bytes) -> array[int]:
+    return array("I", struct.unpack(f"<{len(raw) // 4}I", raw))
+
+
 class Ordering(Generic[_T]):
     """Holds items until every rank that counts has passed their position."""
 
     def __init__(self) -> None:
         self._floors: dict[int, Floor] = {}
         self._counting: set[int] = set()
-        self._held: dict[Key, dict[int, list[_T]]] = {}
+        self._held: dict[Key, _Place[_T]] = {}
         self._heap: list[Key] = []
         # How many items of each rank are held.
         self._held_of: Counter[int] = Counter()
@@ -83,11 +113,12 @@ class Ordering(Generic[_T]):
 
     def hold(self, rank: int, key: Key, item: _T) -> None:
         """Keep an item of a position that is not late."""
-        by_rank = self._held.get(key)
-        if by_rank is None:
-            by_rank = self._held[key] = {}
+        place = self._held.get(key)
+        if place is None:
+            place = self._held[key] = _Place()
             heapq.heappush(self._heap, key)
-        by_rank.setdefault(rank, []).append(item)
+        place.ranks.append(rank)
+        place.items.append(item)
         self._held_of[rank] += 1
 
     def held_of(self, rank: int) -> int:
@@ -100,7 +131,7 @@ class Ordering(Generic[_T]):
             key = heapq.heappop(self._heap)
             self.passed = key
             self._head = None
-            by_rank = sorted(self._held.pop(key).items())
+            by_rank = self._held.pop(key).by_rank()
             for rank, items in by_rank:
                 self._held_of[rank] -= len(items)
             yield key, by_rank
@@ -120,33 +151,31 @@ class Ordering(Generic[_T]):
 
     def held(self) -> Iterator[_T]:
         """Everything held, in no order."""
-        for by_rank in self._held.values():
-            for items in by_rank.values():
-                yield from items
+        for place in self._held.values():
+            yield from place.items
 
     def counting(self) -> frozenset[int]:
         """The ranks that count now."""
         return frozenset(self._counting)
 
-    def freeze(self, item: Callable[[_T], Any]) -> list[Any]:
-        """The whole state as lists and integers; `item` makes them of an item."""
-        held = [
-            [*key, [[rank, [item(i) for i in items]] for rank, items in by_rank.items()]]
-            for key, by_rank in self._held.items()
-        ]
+    def freeze(self, item: Callable[[_T], bytes]) -> list[Any]:
+        """The whole state as lists, integers and bytes; `item` makes bytes of an item, always as many."""
+        held = [[*key, _bytes(place.ranks), b"".join(map(item, place.items))] for key, place in self._held.items()]
         return [[[r, *f] for r, f in self._floors.items()], sorted(self._counting), list(self.passed), held]
 
     @classmethod
-    def thaw(cls, frozen: list[Any], item: Callable[[Any], _T]) -> Ordering[_T]:
+    def thaw(cls, frozen: list[Any], item: Callable[[bytes], _T]) -> Ordering[_T]:
         """The state that `freeze` gave."""
         self = cls()
         floors, counting, passed, held = frozen
         self._floors = {rank: (a, s, m, above) for rank, a, s, m, above in floors}
         self._counting = set(counting)
         self.passed = (passed[0], passed[1], passed[2])
-        self._held = {(a, s, m): {rank: list(map(item, items)) for rank, items in ranks} for a, s, m, ranks in held}
+        for a, s, m, ranks, raw in held:
+            place = self._held[a, s, m] = _Place()
+            place.ranks = _ranks(ranks)
+            size = len(raw) // len(place.ranks)
+            place.items = [item(raw[start : start + size]) for start in range(0, len(raw), size)]
+            self._held_of.update(place.ranks)
         self._heap = sorted(self._held)
-        for by_rank in self._held.values():
-            for rank, items in by_rank.items():
-                self._held_of[rank] += len(items)
         return self

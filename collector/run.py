@@ -7,9 +7,10 @@ entries and of nothing else, so the same journal gives the same logs, byte for b
 from __future__ import annotations
 
 import enum
+import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from .accounts import DONE, Accounts, Row
@@ -28,7 +29,7 @@ Released: TypeAlias = RankBlock | Comment
 # Some seconds of 1,024 ranks at full rate. A stalled rank makes the others wait for longer than that on disk.
 HELD_BYTES = 64 * 2**20
 _MAX_FETCHED = 2_048
-# Of one rank, some 300 bytes of memory each wherever its text is. More than an hour of 50 micro-steps a second.
+# Of one rank, some 80 bytes of memory each wherever its text is. More than an hour of 50 micro-steps a second.
 MAX_HELD_ITEMS = 200_000
 # Of each kind; the oldest go first.
 _MAX_DECISIONS = 64
@@ -67,16 +68,22 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One block (or note) waiting for its position's release: the `index`-th item of the journal's entry `reference`.
-
-    `item` None: it is read from there when its time comes.
-    """
+    """A block (or note) waiting for its position's release: the `index`-th item of the journal's entry `reference`."""
 
     session: Session
     reference: int
     index: int
     size: int
-    item: Block | Note | Gap | None
+    item: Block | Note | Gap
+
+
+# The same of an item that is read from the journal when its time comes, which may be hundreds of thousands: the numbers
+# of session and item, and the reference.
+_IN_JOURNAL = struct.Struct("<IIQ")
+
+
+def _in_journal(held: _Held | bytes) -> bytes:
+    return held if isinstance(held, bytes) else _IN_JOURNAL.pack(held.session.number, held.index, held.reference)
 
 
 class Run:
@@ -100,7 +107,7 @@ class Run:
         self.first_failure: tuple[int, str] | None = None
         # What ranks were told, by kind and key, oldest first (`Decided`).
         self.decisions: dict[str, dict[str, Facts]] = {}
-        self._ordering: Ordering[_Held] = Ordering()
+        self._ordering: Ordering[_Held | bytes] = Ordering()
         # The attempt that each rank's log, and the merged log (None), was last told of.
         self._announced: dict[int | None, int] = {}
 
@@ -253,11 +260,9 @@ class Run:
         if held.session.past or self._ordering.is_late(position.key):
             yield from self._rank_block(held.session.rank, position, [held], late=True)
             return
-        if self._held_bytes + held.size > self._held_bytes_most:
-            held = replace(held, item=None)
-        else:
-            self._held_bytes += held.size
-        self._ordering.hold(held.session.rank, position.key, held)
+        in_memory = self._held_bytes + held.size <= self._held_bytes_most
+        self._held_bytes += held.size if in_memory else 0
+        self._ordering.hold(held.session.rank, position.key, held if in_memory else _in_journal(held))
 
     def _catch_up(self, rank: int) -> None:
         """A rank that was lost or held out counts again once it has passed what is already released."""
@@ -345,13 +350,15 @@ class Run:
             position = Position.from_key(key)
             yield from self._announce(None, position.attempt)
             for rank, held in by_rank:
-                self._held_bytes -= sum(h.size for h in held if h.item is not None)
-                yield from self._rank_block(rank, position, held)
+                self._held_bytes -= sum(h.size for h in held if isinstance(h, _Held))
+                yield from self._rank_block(
+                    rank, position, [h if isinstance(h, _Held) else self._read(h) for h in held]
+                )
 
     def _rank_block(self, rank: int, position: Position, held: list[_Held], late: bool = False) -> Iterator[Released]:
         if not late:
             yield from self._announce(rank, position.attempt)
-        items = [h.item or self._read(h) for h in held]
+        items = [h.item for h in held]
         blocks = [item for item in items if isinstance(item, Block)]
         frames = tuple(frame for block in blocks for frame in block.frames)
         comments = tuple(_comment(rank, item) for item in items if not isinstance(item, Block))
@@ -361,17 +368,19 @@ class Run:
         time = blocks[-1].time if blocks else 0.0
         yield RankBlock(rank, position, frames, comments, late, held[-1].session.hello.total_steps, time)
 
-    def _read(self, held: _Held) -> Block | Note | Gap:
-        raws = self._fetched.get(held.reference)
+    def _read(self, place: bytes) -> _Held:
+        number, index, reference = _IN_JOURNAL.unpack(place)
+        raws = self._fetched.get(reference)
         if raws is None:
-            entry = decode_entry(self._fetch(held.reference))
+            entry = decode_entry(self._fetch(reference))
             assert isinstance(entry, Stored)
-            raws = self._fetched[held.reference] = entry.raws
+            raws = self._fetched[reference] = entry.raws
             if len(self._fetched) > _MAX_FETCHED:
                 self._fetched.popitem(last=False)
-        item = decode_item(raws[held.index], held.session.tables)
+        session = self.intake.sessions[number]
+        item = decode_item(raws[index], session.tables)
         assert isinstance(item, Block | Note | Gap)
-        return item
+        return _Held(session, reference, index, len(raws[index]), item)
 
     def _announce(self, who: int | None, attempt: int) -> Iterator[Released]:
         if self._announced.get(who, 0) < attempt:
@@ -393,11 +402,12 @@ class Run:
 
     def oldest_needed(self, otherwise: int) -> int:
         """The reference of the oldest entry that may have to be fetched; `otherwise` where there is none."""
-        return min((held.reference for held in self._ordering.held()), default=otherwise)
+        held = map(_in_journal, self._ordering.held())
+        return min((reference for _, _, reference in map(_IN_JOURNAL.unpack, held)), default=otherwise)
 
     def freeze(self) -> list[Any]:
         """The whole state as lists, numbers, text and bytes, for a checkpoint."""
-        ordering = self._ordering.freeze(lambda h: [h.session.number, h.reference, h.index, h.size])
+        ordering = self._ordering.freeze(_in_journal)
         ranks = [[rank, *view.freeze()] for rank, view in self.ranks.items()]
         announced = [[-1 if who is None else who, attempt] for who, attempt in self._announced.items()]
         accounts = self.accounts.freeze()
@@ -421,8 +431,7 @@ class Run:
         self = cls(fetch, held_bytes=held_bytes)
         intake, ordering, ranks, accounts, announced, self.ended, failure, decisions = frozen
         self.intake = Intake.thaw(intake)
-        sessions = self.intake.sessions
-        self._ordering = Ordering.thaw(ordering, lambda h: _Held(sessions[h[0]], h[1], h[2], h[3], None))
+        self._ordering = Ordering.thaw(ordering, lambda place: place)
         self.ranks = {rank: RankView.thaw(fields) for rank, *fields in ranks}
         self.accounts = Accounts.thaw(accounts)
         self._announced = {None if who < 0 else who: attempt for who, attempt in announced}
