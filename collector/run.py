@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from .accounts import DONE, Accounts, Row
+from .accounts import DONE, JOURNAL_LOST, Accounts, Row
 from .entries import Back, Decided, Ended, Entry, HeldOut, Lost, Opened, Stored, decode_entry
 from .intake import Admitted, Attempt, Intake, Session
 from .ordering import Key, Ordering, above, at
 from .protocol.errors import JournalError
 from .protocol.messages import Facts
 from .protocol.records import Comment, Position, RankBlock
-from .protocol.wire import Block, Gap, Goodbye, Note, Table, decode_item
+from .protocol.wire import Block, Gap, Goodbye, Hole, Item, Note, Table, decode_item
 
 __all__ = ["DONE", "HELD_BYTES", "RankState", "RankView", "Released", "Run"]
 
@@ -69,14 +69,15 @@ class RankView:
 class _Held:
     """One block (or note) waiting for its position's release: the `index`-th item of the journal's entry `reference`.
 
-    `item` None: it is read from there when its time comes.
+    `item` None: it is read from there when its time comes. `text`: of a hole's line, which says more than the item.
     """
 
     session: Session
     reference: int
     index: int
     size: int
-    item: Block | Note | Gap | None
+    item: Block | Note | Gap | Hole | None
+    text: str = ""
 
 
 class Run:
@@ -223,12 +224,14 @@ class Run:
                     yield from self._block(item, _Held(session, reference, index, len(entry.raws[index]), item))
                 case Note() | Gap():
                     yield from self._note(item, _Held(session, reference, index, len(entry.raws[index]), item))
+                case Hole():
+                    yield from self._hole(item, _Held(session, reference, index, len(entry.raws[index]), item))
                 case Goodbye():
                     yield from self._goodbye(session, item)
                 case Table():
                     session.tables.define(item.table_id, item.table)
 
-    def _decoded(self, session: Session, raws: tuple[bytes, ...]) -> Iterator[Block | Note | Gap | Goodbye | Table]:
+    def _decoded(self, session: Session, raws: tuple[bytes, ...]) -> Iterator[Item]:
         for raw in raws:
             item = decode_item(raw, session.tables)
             session.admitted = max(session.admitted, item.seq)
@@ -281,6 +284,24 @@ class Run:
             yield Comment(session.rank, note.kind, note.text)
             return
         yield from self._hold_or_late(position, held)
+
+    def _hole(self, hole: Hole, held: _Held) -> Iterator[Released]:
+        """The line stands behind the last that the journal has of this process."""
+        session = held.session
+        session.holed = True
+        reached = self.accounts.reached(session.number, session.attempt)
+        lost = self.accounts.lost(session.number, session.attempt, hole.accepted)
+        if lost == 0:
+            return
+        count = "an unknown number of" if lost is None else lost
+        after = "" if reached is None else f" after {_where(reached.step, reached.micro_step)}"
+        until = "" if hole.last is None else f" up to {_where(*hole.last)}"
+        text = f"{count} records{after}{until} are missing ({JOURNAL_LOST})"
+        position = reached or Position(session.attempt, session.step or 1)
+        if session.past or self._ordering.is_late(position.key):
+            yield Comment(session.rank, "gap", text)
+        else:
+            yield from self._hold_or_late(position, replace(held, text=text))
 
     def _follows_all(self, session: Session, position: Position) -> bool:
         """About a step that has been released, of a rank that has begun no other since: nothing is out of order."""
@@ -354,14 +375,15 @@ class Run:
         items = [h.item or self._read(h) for h in held]
         blocks = [item for item in items if isinstance(item, Block)]
         frames = tuple(frame for block in blocks for frame in block.frames)
-        comments = tuple(_comment(rank, item) for item in items if not isinstance(item, Block))
-        for h, item in zip(held, items, strict=True):
+        both = list(zip(held, items, strict=True))
+        comments = tuple(_comment(rank, item, h.text) for h, item in both if not isinstance(item, Block))
+        for h, item in both:
             if isinstance(item, Block):
                 self.accounts.written(h.session.number, position.attempt, item.record_count)
         time = blocks[-1].time if blocks else 0.0
         yield RankBlock(rank, position, frames, comments, late, held[-1].session.hello.total_steps, time)
 
-    def _read(self, held: _Held) -> Block | Note | Gap:
+    def _read(self, held: _Held) -> Block | Note | Gap | Hole:
         raws = self._fetched.get(held.reference)
         if raws is None:
             entry = decode_entry(self._fetch(held.reference))
@@ -370,7 +392,7 @@ class Run:
             if len(self._fetched) > _MAX_FETCHED:
                 self._fetched.popitem(last=False)
         item = decode_item(raws[held.index], held.session.tables)
-        assert isinstance(item, Block | Note | Gap)
+        assert isinstance(item, Block | Note | Gap | Hole)
         return item
 
     def _announce(self, who: int | None, attempt: int) -> Iterator[Released]:
@@ -387,6 +409,8 @@ class Run:
             yield Comment(None, "first_failure", f"rank {rank}: {text}")
         written, dropped = self.accounts.total_written(), self.accounts.total_dropped()
         text = f"attempt {len(self.intake.attempts)}: {written} records of {len(self.ranks)} ranks, {dropped} dropped"
+        if any(process.holed for process in self.accounts.processes):
+            text += f", {self.accounts.total_lost()} lost"
         yield Comment(None, "end", text)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -397,7 +421,7 @@ class Run:
 
     def freeze(self) -> list[Any]:
         """The whole state as lists, numbers, text and bytes, for a checkpoint."""
-        ordering = self._ordering.freeze(lambda h: [h.session.number, h.reference, h.index, h.size])
+        ordering = self._ordering.freeze(lambda h: [h.session.number, h.reference, h.index, h.size, h.text])
         ranks = [[rank, *view.freeze()] for rank, view in self.ranks.items()]
         announced = [[-1 if who is None else who, attempt] for who, attempt in self._announced.items()]
         accounts = self.accounts.freeze()
@@ -422,7 +446,7 @@ class Run:
         intake, ordering, ranks, accounts, announced, self.ended, failure, decisions = frozen
         self.intake = Intake.thaw(intake)
         sessions = self.intake.sessions
-        self._ordering = Ordering.thaw(ordering, lambda h: _Held(sessions[h[0]], h[1], h[2], h[3], None))
+        self._ordering = Ordering.thaw(ordering, lambda h: _Held(sessions[h[0]], h[1], h[2], h[3], None, *h[4:]))
         self.ranks = {rank: RankView.thaw(fields) for rank, *fields in ranks}
         self.accounts = Accounts.thaw(accounts)
         self._announced = {None if who < 0 else who: attempt for who, attempt in announced}
@@ -436,7 +460,9 @@ def _open_key(position: Position) -> Key:
     return Position(position.attempt, position.step, position.micro_step or 1).key
 
 
-def _comment(rank: int, item: Block | Note | Gap) -> Comment:
+def _comment(rank: int, item: Block | Note | Gap | Hole, text: str) -> Comment:
+    if isinstance(item, Hole):
+        return Comment(rank, "gap", text)
     if isinstance(item, Note):
         return Comment(rank, item.kind, item.text)
     assert isinstance(item, Gap)
