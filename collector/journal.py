@@ -10,7 +10,8 @@ earlier segments. So reading starts at the last segment, and earlier ones may be
 an entry: segment and offset in one integer, which grows from entry to entry.
 
 `durability`: with `process`, what `append` has returned for survives the end of this process by whatever cause (the
-kernel has it); with `disk` it also survives a power failure (fsync).
+kernel has it); with `disk` it also survives a power failure (fsync). The names of the segments do as well: an entry in
+a file that nobody finds is lost.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from .disk import sync_directory, sync_tree
 from .protocol.errors import JournalError
 
 __all__ = [
@@ -329,12 +331,8 @@ class Journal:
         """The segment of this entry is still there."""
         return _path(self._directory, segment_of(reference)).exists()
 
-    def forget(self, needed: int) -> list[Path]:
-        """Delete the oldest segments beyond what is to be kept; none from the entry `needed` on.
-
-        Returns:
-            What was deleted.
-        """
+    def forgettable(self, needed: int) -> list[Path]:
+        """The oldest segments beyond what is to be kept; none from the entry `needed` on."""
         if self._keep is None:
             return []
         older = segments(self._directory)[:-1]
@@ -344,8 +342,18 @@ class Journal:
             if total <= self._keep or int(path.stem) >= segment_of(needed):
                 break
             total -= path.stat().st_size
-            path.unlink()
             gone.append(path)
+        return gone
+
+    def forget(self, needed: int) -> list[Path]:
+        """Delete what is `forgettable`, oldest first. What was made of it must be on the disk (`syncing`).
+
+        Returns:
+            What was deleted.
+        """
+        gone = self.forgettable(needed)
+        for path in gone:
+            path.unlink()
         return gone
 
     def close(self) -> None:
@@ -373,6 +381,9 @@ class Journal:
         finally:
             os.close(fd)
         unfinished.rename(path)
+        if self._sync:
+            # The first one lies in directories that are as new.
+            (sync_tree if self._number == 1 else sync_directory)(self._directory)
         return path
 
     def _resume(self, path: Path, end: int) -> None:
