@@ -143,6 +143,24 @@ def test_more_than_once_and_with_many_segments(site: Site) -> None:
     assert {row.rank: row.dropped for row in check.rows()} == {r: f"{n} journal_lost" for r, n in told.items()}
 
 
+@pytest.mark.parametrize("newest", [b"", bytes(4_096), MAGIC], ids=["empty", "zeros", "magic"])
+def test_segments_reach_the_disk_in_any_order(site: Site, newest: bytes) -> None:
+    """An earlier segment lacks its end, later ones are there, and of the newest there is a name, perhaps a size: the
+    journal ends at the first that is not whole.
+    """
+    collector = site.collector(journal={"segment_size": "16KiB"}, lost_after=5.0)
+    ranks = site.job.start(range(2), 2, last=10_000)
+    wait_for(lambda: len(segments(site.output / JOURNAL)) > 5)
+    collector.kill()
+    there = segments(site.output / JOURNAL)
+    there[-1].write_bytes(newest)
+    os.truncate(there[-3], there[-3].stat().st_size - 3_000)
+    go_on(site, collector, [ranks])
+    whole_but_for_a_hole(site, [ranks])
+    aside = sorted(path.name for path in (site.output / JOURNAL).glob("*.cut"))
+    assert aside == [f"{path.name}.cut" for path in there[-2:]]
+
+
 def test_with_durability_disk_nothing_is_lost(site: Site) -> None:
     """What is acknowledged is on the disk, so all that a power failure can take from the journal is not."""
     collector = site.collector(journal={"durability": "disk"})
