@@ -277,10 +277,11 @@ class Intake:
         expected = session.admitted + 1
         for raw in raws:
             item = _decoded(session, raw)
-            if first_of(item) > expected:
-                raise ProtocolError(f"rank {session.rank}: item {expected} is missing, got {first_of(item)}")
-            if item.seq < expected:
-                continue
+            if item.seq != expected:  # or it is a hole, which may reach further
+                if first_of(item) > expected:
+                    raise ProtocolError(f"rank {session.rank}: item {expected} is missing, got {first_of(item)}")
+                if item.seq < expected:
+                    continue
             if isinstance(item, Table):
                 session.tables.define(item.table_id, item.table)
             elif isinstance(item, Hole):
