@@ -7,6 +7,10 @@ Scalars that come one by one (`hold`) are gathered into a block for each positio
 is. Until then the store has them jotted down, each with the number that its block will have, so they are as safe as
 what was put.
 
+A collector whose node loses power may have lost what it had acknowledged. Then `rewind` goes back behind what is still
+here, and `take` gives first what stands for it: the definitions of name tables, which the store remembers, and a `Hole`
+for all between them.
+
 How two threads share it: the training thread calls `put`, `hold`, `drop` and `finish`; the sender thread calls `take`,
 `acked` and `rewind`. One lock protects the index (the two queues, what is gathered, the numbers, the counts) and the
 store's room; it is held for the time of one append or of moving entries from one queue to the other. `take` reads the
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
@@ -26,7 +30,7 @@ from typing import TypeAlias
 from ..collector.protocol.assembly import block_head, join_block
 from ..collector.protocol.errors import ProtocolError
 from ..collector.protocol.items import MAX_FRAMES_PER_BLOCK
-from ..collector.protocol.wire import Gap, Goodbye, encode_item, number_item
+from ..collector.protocol.wire import Gap, Goodbye, Hole, encode_item, is_table, number_item
 from .store import RESERVE_BYTES, Entry, Store
 
 __all__ = ["BATCH_BYTES", "MAX_HELD_ITEMS", "WINDOW_BYTES", "At", "Outbox", "OutboxStatistics"]
@@ -114,6 +118,13 @@ class Outbox:
         # What the store will take for all of it.
         self._gathered_cost = 0
         self._at: At = (1, None)
+        # Records accepted so far. Of what is held: the number of an item, how many were accepted up to it, and where
+        # it belongs; and of what is not held any more, how many there were, and where the last belonged.
+        self._accepted = 0
+        self._marks: deque[tuple[int, int, At]] = deque()
+        self._let_go: tuple[int, At | None] = (0, None)
+        # What stands for items that were let go of, and is to be sent before those that are held.
+        self._again: deque[bytes] = deque()
         self._finished = False
         self._abandoned = False
         self._recovered = False
@@ -152,6 +163,7 @@ class Outbox:
                 numbered = self._number([*self._gaps(), *raws])
                 if self._cost(numbered) + RESERVE_BYTES <= self._store.room():
                     self._append(numbered)
+                    self._mark(records, at)
                     self._pending.clear()
                     return True
                 cause = self._store.full_cause
@@ -215,6 +227,8 @@ class Outbox:
         batch: list[Entry] = []
         size = 0
         with self._lock:
+            if self._again:
+                return self._take_again(max_bytes)
             while self._unsent and not self._abandoned and len(batch) < _BATCH_ITEMS:
                 more = self._unsent[0].size
                 if batch and size + more > max_bytes:
@@ -250,9 +264,14 @@ class Outbox:
             if newest is not None:
                 self._acked = newest.seq
                 self._store.free(newest)
+                while self._marks and self._marks[0][0] <= newest.seq:
+                    self._let_go = self._marks.popleft()[1:]
 
-    def rewind(self, acked: int) -> None:
+    def rewind(self, acked: int) -> int:
         """A welcome: the journal has everything up to `acked`; all else counts as not sent.
+
+        Returns:
+            How many items were acknowledged before and are not in the journal any more; nobody has them.
 
         Raises:
             ProtocolError: no item has this number yet.
@@ -262,6 +281,11 @@ class Outbox:
             self._unsent.extendleft(reversed(self._in_flight))
             self._in_flight.clear()
             self._in_flight_bytes = 0
+            self._again.clear()
+            if self._abandoned or acked >= self._acked:
+                return 0
+            self._again.extend(self._standing_for(acked))
+            return self._acked - acked
 
     # -- either -------------------------------------------------------------------------------------------------------
 
@@ -284,12 +308,14 @@ class Outbox:
     @property
     def has_unsent(self) -> bool:
         """Something has not been sent; the window may be closed to it."""
-        return bool(self._unsent)
+        return bool(self._unsent or self._again)
 
     @property
     def has_sendable(self) -> bool:
         """`take` would give something."""
         with self._lock:
+            if self._again:
+                return True
             if not self._unsent:
                 return False
             return not self._in_flight or self._in_flight_bytes + self._unsent[0].size <= self._window
@@ -324,7 +350,7 @@ class Outbox:
         # The parent's sender may have held it at the moment of the fork; nobody here would release it.
         self._lock = threading.Lock()
         self._unsent, self._in_flight = deque(), deque()
-        self._gathered = {}
+        self._gathered, self._again = {}, deque()
         self._store.abandon()
 
     # -- inside, under the lock ---------------------------------------------------------------------------------------
@@ -368,7 +394,10 @@ class Outbox:
         """Append what is gathered; there is room for it, since `hold` has accepted it."""
         if self._gathered:
             blocks = [join_block(block.head, block.parts) for block in self._gathered.values()]
+            first = self._last() + 1
             self._append(self._number(blocks))
+            for seq, (at, block) in enumerate(self._gathered.items(), first):
+                self._mark(len(block.parts), at, seq)
             self._gathered.clear()
             self._gathered_cost = 0
 
@@ -385,6 +414,33 @@ class Outbox:
         if not self._pending:
             return []
         return [encode_item(Gap(0, cause, p.records, p.first, p.last)) for cause, p in self._pending.items()]
+
+    def _mark(self, records: int, at: At, seq: int | None = None) -> None:
+        """These records were accepted, up to the item `seq` (None: the newest)."""
+        if records:
+            self._accepted += records
+            self._marks.append((self._last() if seq is None else seq, self._accepted, at))
+
+    def _standing_for(self, acked: int) -> Iterator[bytes]:
+        """For the items after `acked` that were let go of: the tables among them, and holes for the rest."""
+        accepted, last = (None, None) if self._recovered else self._let_go
+        first = acked + 1
+        for seq, raw in self._store.remembered():
+            if acked < seq <= self._acked:
+                if first < seq:
+                    yield encode_item(Hole(seq - 1, first, accepted, last))
+                yield raw
+                first = seq + 1
+        if first <= self._acked:
+            yield encode_item(Hole(self._acked, first, accepted, last))
+
+    def _take_again(self, max_bytes: int) -> tuple[bytes, ...]:
+        batch = [self._again.popleft()]
+        size = len(batch[0])
+        while self._again and size + len(self._again[0]) <= max_bytes and len(batch) < _BATCH_ITEMS:
+            size += len(self._again[0])
+            batch.append(self._again.popleft())
+        return tuple(batch)
 
     def _number(self, raws: Sequence[bytes]) -> list[bytes]:
         return [number_item(raw, seq) for seq, raw in enumerate(raws, self._last() + 1)]
@@ -411,3 +467,6 @@ class Outbox:
             entries.append(newest)
         self._unsent.extend(entries)
         self._held_bytes += sum([entry.size for entry in entries])
+        for entry, raw in zip(entries, numbered, strict=True):
+            if is_table(raw):
+                self._store.remember(entry.seq, raw)

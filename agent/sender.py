@@ -424,7 +424,7 @@ class Sender:
                 case SayBeat():
                     self._say(encode_message(self._beat()))
                 case Rewind():
-                    self._outbox.rewind(action.acked)
+                    self._rewind(action.acked)
                 case Acknowledged():
                     self._outbox.acked(action.seq)
                 case Obey():
@@ -432,6 +432,15 @@ class Sender:
                 case _:
                     # What a collector says stands in it.
                     log.log(_LOUDNESS[type(action)], "%s", printable(action.text, line=True))
+
+    def _rewind(self, acked: int) -> None:
+        if lost := self._outbox.rewind(acked):
+            log.warning(
+                "the collector has lost %d items of rank %d that it had acknowledged (has its node lost power?): what "
+                "they held is missing in the logs, and a line there says so; all later ones are recorded",
+                lost,
+                self._hello.rank,
+            )
 
     def _greeting(self, joined: str | None) -> Hello:
         run = (self._hello.run or self._expected) if joined is None else joined

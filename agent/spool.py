@@ -15,6 +15,9 @@ system call for an append. It does not survive the machine.
 Offsets only ever grow (the place is `offset % capacity`), and so do the numbers: what a former lap left behind never
 has the number that is expected next, and recovery stops there. The same goes for the notebook: parts of an item that
 the ring has by now bear a number that has passed. A file without a notebook (n = m) is of an older rankd.
+
+Beside it, and as long as it, lies a file of name tables: records like those of the ring, of the items that define them.
+They are wanted again where a collector has lost the end of its journal.
 """
 
 from __future__ import annotations
@@ -28,11 +31,12 @@ import struct
 import time
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..collector.protocol.assembly import join_block
 from ..collector.protocol.errors import ProtocolError, VersionError
+from ..collector.protocol.tables import MAX_TABLE_BYTES
 from ..collector.protocol.wire import MAX_ITEM_BYTES, Hello, decode_message, encode_message, number_item
 from .store import LEAST_STORE_BYTES, Entry
 
@@ -45,6 +49,9 @@ _UNFINISHED_SUFFIX = ".unfinished"
 _UNFINISHED_AGE = 600.0
 SPOOL_VERSION = 1
 _MAGIC = b"rankdspl"
+_TABLES_SUFFIX = ".tables"
+# A collector takes no more text of name tables from one process.
+_MOST_TABLES_BYTES = MAX_TABLE_BYTES
 _HEADER = struct.Struct("<8sIIQI")
 _HEADER_SUM = struct.Struct("<I")
 _TAIL = struct.Struct("<QQ")
@@ -195,6 +202,27 @@ class Spool:
     def read(self, entry: Entry) -> bytes:
         return self._read(entry.where + _RECORD.size, entry.size)
 
+    def remember(self, seq: int, raw: bytes) -> None:
+        total = zlib.crc32(raw, zlib.crc32(_RECORD_HEAD.pack(len(raw), seq)))
+        with contextlib.suppress(OSError):
+            # Some times in a run. Not open in between: a fork would have it too.
+            fd = os.open(_tables_path(self.path), _TABLES_FLAGS, 0o600)
+            try:
+                before = os.fstat(fd).st_size
+                whole = _RECORD.pack(len(raw), total, seq) + raw
+                if before + len(whole) <= _MOST_TABLES_BYTES and os.write(fd, whole) < len(whole):
+                    os.ftruncate(fd, before)  # a full disk: the next one may be smaller
+            finally:
+                os.close(fd)
+
+    def remembered(self) -> Sequence[tuple[int, bytes]]:
+        try:
+            fd = os.open(_tables_path(self.path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return ()
+        with os.fdopen(fd, "rb") as file:
+            return list(_records(file.read(_MOST_TABLES_BYTES)))
+
     def free(self, entry: Entry) -> None:
         end = entry.where + _RECORD.size + entry.size
         # The file says so before the bytes may be written over.
@@ -209,6 +237,7 @@ class Spool:
             # Before the lock is given up, so that nobody recovers a file that is about to go.
             with contextlib.suppress(OSError):
                 self.path.unlink(missing_ok=True)
+                _tables_path(self.path).unlink(missing_ok=True)
         os.close(self._lock_fd)
         self._lock_fd = -1
 
@@ -341,11 +370,34 @@ def owner(path: Path) -> Hello | None:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove what a process left that was killed while it made its spool: nothing was in it yet."""
+    """Remove what a process left that was killed while it made its spool: nothing was in it yet; or removed it."""
     for path in directory.glob(f"*{SPOOL_SUFFIX}{_UNFINISHED_SUFFIX}"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _UNFINISHED_AGE:
                 path.unlink()
+    for path in directory.glob(f"*{SPOOL_SUFFIX}{_TABLES_SUFFIX}"):
+        if not path.with_name(path.name.removesuffix(_TABLES_SUFFIX)).exists():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _tables_path(spool: Path) -> Path:
+    return spool.with_name(spool.name + _TABLES_SUFFIX)
+
+
+_TABLES_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def _records(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """The records (number, payload) that lie one after the other, up to the first that is not whole."""
+    at = 0
+    while at + _RECORD.size <= len(raw):
+        size, total, seq = _RECORD.unpack_from(raw, at)
+        payload = raw[at + _RECORD.size : at + _RECORD.size + size]
+        if len(payload) < size or zlib.crc32(payload, zlib.crc32(_RECORD_HEAD.pack(size, seq))) != total:
+            return
+        yield seq, payload
+        at += _RECORD.size + size
 
 
 def _notebook_start(hello_bytes: int) -> int:

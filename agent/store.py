@@ -50,6 +50,13 @@ class Store(Protocol):
     def read(self, entry: Entry) -> bytes:
         """The bytes of an item that has not been freed."""
 
+    def remember(self, seq: int, raw: bytes) -> None:
+        """Keep a copy of this item as long as the store is there; `free` leaves it alone. One that cannot be kept is
+        missing in `remembered`."""
+
+    def remembered(self) -> Sequence[tuple[int, bytes]]:
+        """The numbers and bytes of what was remembered, oldest first."""
+
     def free(self, entry: Entry) -> None:
         """Forget this item and all before it."""
 
@@ -77,6 +84,7 @@ class MemoryStore:
         self._limit = limit
         self._used = 0
         self._raws: dict[int, bytes] = {}
+        self._remembered: list[tuple[int, bytes]] = []
         self._oldest = 1
 
     def cost(self, size: int) -> int:
@@ -98,6 +106,12 @@ class MemoryStore:
     def read(self, entry: Entry) -> bytes:
         return self._raws[entry.seq]
 
+    def remember(self, seq: int, raw: bytes) -> None:
+        self._remembered.append((seq, raw))
+
+    def remembered(self) -> Sequence[tuple[int, bytes]]:
+        return self._remembered
+
     def free(self, entry: Entry) -> None:
         for seq in range(self._oldest, entry.seq + 1):
             self._used -= self.cost(len(self._raws.pop(seq)))
@@ -108,3 +122,4 @@ class MemoryStore:
 
     def abandon(self) -> None:
         self._raws = {}
+        self._remembered = []

@@ -1,7 +1,7 @@
 """Pure: what each process of each rank has produced, and where it is now. In records, by process and attempt.
 
-What must hold, and `discrepancies` checks: all that a process produced has arrived or was dropped for a cause that it
-named; what has arrived is written, or waits for its position's release.
+What must hold, and `discrepancies` checks: all that a process produced has arrived, or was dropped for a cause that it
+named, or is known to be lost from the journal; what has arrived is written, or waits for its position's release.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from .protocol.checks import MAX_ENTRIES
 from .protocol.records import Position
 from .protocol.wire import Goodbye, Hello
 
-__all__ = ["DONE", "Account", "Accounts", "ProcessAccount", "Row", "account_table"]
+__all__ = ["DONE", "JOURNAL_LOST", "Account", "Accounts", "ProcessAccount", "Row", "account_table"]
 
 # The goodbye of a process that has come to its planned end; any other reason is a failure.
 DONE = "done"
+# What the collector calls records that it had acknowledged and has lost: a power failure cut the journal.
+JOURNAL_LOST = "journal_lost"
 
 
 @dataclass(slots=True)
@@ -30,23 +32,27 @@ class Account:
         written: of those, records that have been released to the sinks.
         dropped: records that the agent had to refuse, by cause, as its gaps say.
         reached: its latest block's position.
+        lost: records that were acknowledged and are not in the journal, as far as their number is known.
     """
 
     received: int = 0
     written: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     reached: Position | None = None
+    lost: int = 0
 
     def freeze(self) -> list[Any]:
         """All of it as lists, numbers and text."""
         key = None if self.reached is None else list(self.reached.key)
-        return [self.received, self.written, dict(self.dropped), key]
+        return [self.received, self.written, dict(self.dropped), key, self.lost]
 
     @staticmethod
     def thaw(frozen: list[Any]) -> Account:
         """The account that `freeze` gave."""
-        received, written, dropped, key = frozen
-        return Account(received, written, Counter(dropped), None if key is None else Position.from_key(tuple(key)))
+        # A checkpoint of an older version has no number of lost ones.
+        received, written, dropped, key, *lost = frozen
+        reached = None if key is None else Position.from_key(tuple(key))
+        return Account(received, written, Counter(dropped), reached, *lost)
 
 
 @dataclass(slots=True)
@@ -57,6 +63,8 @@ class ProcessAccount:
         attempts: its accounts by attempt, in the order in which it took part.
         produced, dropped: what its goodbye says; None without a goodbye (it was killed, or still lives).
         reason: of the goodbye.
+        holed: the journal has lost items of it.
+        uncounted: the latest of those are of an unknown number of records; a goodbye tells.
     """
 
     rank: int
@@ -66,6 +74,8 @@ class ProcessAccount:
     produced: int | None = None
     dropped: Mapping[str, int] | None = None
     reason: str = ""
+    holed: bool = False
+    uncounted: bool = False
 
     def __str__(self) -> str:
         return f"{self.pid} on {self.host}"
@@ -74,14 +84,15 @@ class ProcessAccount:
         """All of it as lists, numbers and text."""
         attempts = [[number, *account.freeze()] for number, account in self.attempts.items()]
         dropped = None if self.dropped is None else dict(self.dropped)
-        return [self.rank, self.pid, self.host, attempts, self.produced, dropped, self.reason]
+        flags = [self.holed, self.uncounted]
+        return [self.rank, self.pid, self.host, attempts, self.produced, dropped, self.reason, *flags]
 
     @staticmethod
     def thaw(frozen: list[Any]) -> ProcessAccount:
         """The account that `freeze` gave."""
-        rank, pid, host, attempts, produced, dropped, reason = frozen
+        rank, pid, host, attempts, produced, dropped, reason, *flags = frozen
         known = {number: Account.thaw(fields) for number, *fields in attempts}
-        return ProcessAccount(rank, pid, host, known, produced, dropped, reason)
+        return ProcessAccount(rank, pid, host, known, produced, dropped, reason, *flags)
 
     @property
     def received(self) -> int:
@@ -90,6 +101,10 @@ class ProcessAccount:
     @property
     def written(self) -> int:
         return sum(account.written for account in self.attempts.values())
+
+    @property
+    def lost(self) -> int:
+        return sum(account.lost for account in self.attempts.values())
 
     @property
     def gaps(self) -> Counter[str]:
@@ -141,10 +156,34 @@ class Accounts:
         # No agent names as many; a peer that does must not fill the memory with them.
         dropped[cause if cause in dropped or len(dropped) < MAX_ENTRIES else "other"] += records
 
+    def lost(self, session: int, attempt: int, accepted: int | None) -> int | None:
+        """Items of this process are gone that the journal had; of how many records: None: nobody can tell yet.
+
+        Args:
+            accepted: records that its agent had accepted in all that it has let go of; None: not known.
+        """
+        process = self.processes[session]
+        process.holed = True
+        if accepted is None:
+            process.uncounted = True
+            return None
+        lost = max(0, accepted - process.received - process.lost)
+        self._account(session, attempt).lost += lost
+        process.uncounted = False
+        return lost
+
+    def reached(self, session: int, attempt: int) -> Position | None:
+        """The latest position that the journal has of this process in this attempt."""
+        return self._account(session, attempt).reached
+
     def goodbye(self, session: int, goodbye: Goodbye) -> None:
         """The process has said what it produced in all."""
         process = self.processes[session]
         process.produced, process.dropped, process.reason = goodbye.produced, dict(goodbye.dropped), goodbye.reason
+        if process.holed:
+            lost = goodbye.produced - sum(goodbye.dropped.values()) - process.received - process.lost
+            process.attempts[max(process.attempts)].lost += max(0, lost)
+            process.uncounted = False
 
     def _account(self, session: int, attempt: int) -> Account:
         return self.processes[session].attempts.setdefault(attempt, Account())
@@ -168,6 +207,11 @@ class Accounts:
     def total_dropped(self) -> int:
         return sum(process.gaps.total() for process in self.processes)
 
+    def total_lost(self) -> str:
+        """How many records were acknowledged and are not in the journal, for a person."""
+        more = " or more" if any(process.uncounted for process in self.processes) else ""
+        return f"{sum(process.lost for process in self.processes)}{more}"
+
     def discrepancies(self, *, complete: bool) -> Iterator[tuple[str, str, str]]:
         """What does not add up: whose account, what was expected, what is there.
 
@@ -178,10 +222,16 @@ class Accounts:
             who = f"rank {process.rank} (process {process})"
             if process.produced is not None and process.dropped is not None:
                 dropped = sum(process.dropped.values())
-                if process.produced != process.received + dropped:
-                    expected = f"{process.produced - dropped} records in the journal, as its goodbye says"
-                    yield who, f"{expected} ({process.produced} produced, {dropped} dropped)", str(process.received)
-                if (gaps := dict(process.gaps)) != dict(process.dropped):
+                if process.produced != process.received + dropped + process.lost:
+                    there = process.produced - dropped - process.lost
+                    why = f"{process.produced} produced, {dropped} dropped"
+                    why += f", {process.lost} lost" if process.holed else ""
+                    expected = f"{there} records in the journal, as its goodbye says ({why})"
+                    yield who, expected, str(process.received)
+                # Gaps may have been among what is lost.
+                gaps = dict(process.gaps)
+                too_many = any(count > process.dropped.get(cause, 0) for cause, count in gaps.items())
+                if too_many or (gaps != dict(process.dropped) and not process.holed):
                     yield who, f"gaps of {_causes(process.dropped)} records, as its goodbye says", _causes(gaps)
             if (complete and process.written != process.received) or process.written > process.received:
                 yield who, f"{process.received} records in the logs, as the journal has them", str(process.written)
@@ -203,7 +253,7 @@ class Accounts:
 def _rows(process: ProcessAccount, state: str) -> Iterator[Row]:
     last = max(process.attempts)
     # A process that opened a new attempt with its first block has nothing in the one that it joined.
-    told = {n: account for n, account in process.attempts.items() if n == last or account.received or account.dropped}
+    told = {n: a for n, a in process.attempts.items() if n == last or a.received or a.dropped or a.lost}
     for attempt, account in sorted(told.items()):
         produced = "?" if process.produced is None else str(process.produced)
         if len(told) > 1:
@@ -217,8 +267,15 @@ def _rows(process: ProcessAccount, state: str) -> Iterator[Row]:
             account.written,
             account.received - account.written,
             produced,
-            _causes(account.dropped),
+            _causes({**account.dropped, **_lost(process, account, last=attempt == last)}),
         )
+
+
+def _lost(process: ProcessAccount, account: Account, *, last: bool) -> Mapping[str, int | str]:
+    """What is told of it beside what the agent dropped."""
+    if last and process.uncounted:
+        return {JOURNAL_LOST: f"{account.lost} or more"}
+    return {JOURNAL_LOST: account.lost} if account.lost else {}
 
 
 def _where(position: Position) -> str:
@@ -226,7 +283,7 @@ def _where(position: Position) -> str:
     return f"step {position.step}{micro_step}"
 
 
-def _causes(dropped: Mapping[str, int]) -> str:
+def _causes(dropped: Mapping[str, int | str]) -> str:
     return ", ".join(f"{n} {cause}" for cause, n in sorted(dropped.items())) or "0"
 
 

@@ -1,7 +1,8 @@
 """Pure: the sessions of the ranks. Numbers, duplicates, and which attempt a block belongs to.
 
 A *session* is one process of one rank. Its items are numbered 1, 2, 3 …; what has been seen is skipped, a hole is the
-peer's fault. Agents know nothing of attempts; they are decided here, where all ranks are seen:
+peer's fault, unless it says that what is missing was acknowledged before (`Hole`: this side has lost it). Agents know
+nothing of attempts; they are decided here, where all ranks are seen:
 
 - A session whose position goes back (to one it has completed before) opens a new attempt, or joins the newest one if
   another rank has opened it already.
@@ -21,11 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .protocol.errors import LimitError, ProtocolError
+from .protocol.errors import LimitError, ProtocolError, UnknownTableError
 from .protocol.records import NameTable, Position
 from .protocol.wire import (
     Block,
     Hello,
+    Hole,
     Interned,
     Item,
     Refused,
@@ -33,10 +35,12 @@ from .protocol.wire import (
     Tables,
     decode_item,
     decode_message,
+    encode_item,
     encode_message,
+    hole_of,
 )
 
-__all__ = ["Admitted", "Attempt", "Intake", "Session"]
+__all__ = ["Admitted", "Attempt", "Intake", "Session", "first_of"]
 
 
 # What a run may hold in memory of processes and attempts, a kilobyte each: 1,024 ranks that restart 60 times.
@@ -59,6 +63,7 @@ class Session:
         fresh: no block yet, and the rank had been part of the attempt in an earlier process.
         over: it has said goodbye, or another process has taken its rank.
         past: first heard of when its process was gone and another had its rank; when it did what, nobody can tell.
+        holed: the journal has lost items of it, perhaps definitions of its name tables.
     """
 
     number: int
@@ -73,6 +78,7 @@ class Session:
     fresh: bool = False
     over: bool = False
     past: bool = False
+    holed: bool = False
 
     @property
     def rank(self) -> int:
@@ -82,7 +88,7 @@ class Session:
         """All of it as lists and numbers; `table` gives the place of a name table in the checkpoint's list."""
         tables = [[table_id, table(t)] for table_id, t in self.tables.items()]
         seen = [self.admitted, self.stored, self.attempt, self.step, *self.completed, self.launch]
-        return [encode_message(self.hello), tables, seen, [self.fresh, self.over, self.past]]
+        return [encode_message(self.hello), tables, seen, [self.fresh, self.over, self.past, self.holed]]
 
     @staticmethod
     def thaw(number: int, frozen: list[Any], tables: list[NameTable], interned: Interned) -> Session:
@@ -266,17 +272,27 @@ class Intake:
         Raises:
             ProtocolError: an item that cannot be decoded, or a hole in the numbers.
         """
-        new_raws, new_items, expected = [], [], session.admitted + 1
+        new_raws: list[bytes] = []
+        new_items: list[Item] = []
+        expected = session.admitted + 1
         for raw in raws:
-            item = decode_item(raw, session.tables)
-            if item.seq > expected:
-                raise ProtocolError(f"rank {session.rank}: item {expected} is missing, got {item.seq}")
-            if item.seq == expected:
-                if isinstance(item, Table):
-                    session.tables.define(item.table_id, item.table)
-                new_raws.append(raw)
-                new_items.append(item)
-                expected += 1
+            item = _decoded(session, raw)
+            if item.seq != expected:  # or it is a hole, which may reach further
+                if first_of(item) > expected:
+                    raise ProtocolError(f"rank {session.rank}: item {expected} is missing, got {first_of(item)}")
+                if item.seq < expected:
+                    continue
+            if isinstance(item, Table):
+                session.tables.define(item.table_id, item.table)
+            elif isinstance(item, Hole):
+                session.holed = True
+                if new_items and isinstance(before := new_items[-1], Hole):
+                    item = _joined(before, item)
+                    del new_raws[-1], new_items[-1]
+                raw = encode_item(item)
+            new_raws.append(raw)
+            new_items.append(item)
+            expected = item.seq + 1
         session.admitted = expected - 1
         return Admitted(session, tuple(new_raws), tuple(new_items))
 
@@ -339,6 +355,27 @@ class Intake:
         self._current = {rank: self.sessions[number] for rank, number in current}
         self.attempts = [Attempt.thaw(fields) for fields in attempts]
         return self
+
+
+def first_of(item: Item) -> int:
+    """The first number that this item has, or stands for."""
+    return item.first if isinstance(item, Hole) else item.seq
+
+
+def _decoded(session: Session, raw: bytes) -> Item:
+    try:
+        return decode_item(raw, session.tables)
+    except UnknownTableError:
+        # The definition is gone with the journal's end, and its process, which could say it again, may be gone too.
+        if not session.holed:
+            raise
+        return hole_of(raw)
+
+
+def _joined(one: Hole, other: Hole) -> Hole:
+    """Two that follow each other, as one: a line of the log for both."""
+    accepted = one.accepted if other.accepted is None else other.accepted
+    return Hole(other.seq, one.first, accepted, other.last or one.last)
 
 
 def _who(hello: Hello) -> str:

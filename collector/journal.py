@@ -3,14 +3,16 @@
 A segment is a magic line and then entries: length and CRC-32 (both little-endian uint32), payload, which is never
 empty. An entry counts from the moment all its bytes are there with the right checksum; at the end of the last segment
 anything else is a torn tail, left by a crash in the middle of a write, and is cut. Anywhere else it is damage, and an
-error: nothing is skipped in silence.
+error: nothing is skipped in silence. But a power failure may take the end of a segment and leave a later one, or leave
+of a later one its name only: then the journal ends where the first of them does, and what follows is set aside.
 
 Every segment but the first begins with a checkpoint: an entry from which the state before it can be made without the
 earlier segments. So reading starts at the last segment, and earlier ones may be deleted. A *reference* is the place of
 an entry: segment and offset in one integer, which grows from entry to entry.
 
 `durability`: with `process`, what `append` has returned for survives the end of this process by whatever cause (the
-kernel has it); with `disk` it also survives a power failure (fsync).
+kernel has it); with `disk` it also survives a power failure (fsync). The names of the segments do as well: an entry in
+a file that nobody finds is lost.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from .disk import sync_directory, sync_tree
 from .protocol.errors import JournalError
 
 __all__ = [
@@ -48,6 +51,12 @@ MAGIC = b"rankd journal 1\n"
 _HEAD = struct.Struct("<II")
 _NAME = re.compile(r"\d{8}\.journal")
 _UNFINISHED = ".unfinished"
+_SET_ASIDE = ".cut"
+# Written pages are on the disk after this many seconds, whatever the system's settings (Linux: 35 s): what a power
+# failure may have taken is younger.
+_WRITEBACK = 120.0
+# A disk writes so many bytes or none of them.
+_SECTOR = 512
 # A reference is segment * _OFFSETS + offset; no segment is a tebibyte.
 _OFFSETS = 2**40
 # Segments that are open for reading back; a stalled rank makes the others' blocks wait in several.
@@ -112,6 +121,30 @@ def tail_of(path: Path, offset: int) -> Tail:
         # A power failure leaves zeros where the file's size was stored before its bytes.
         torn = length <= MAX_ENTRY_BYTES and length > size - _HEAD.size
         return Tail(offset, size, torn or (not any(head) and _only_zeros(file)))
+
+
+def _is_begun(path: Path) -> bool:
+    """False: nothing of it was on the disk but its name and perhaps its size.
+
+    Then it is a part of the magic line, or zeros, or ends within its first entry (the very first segment needs none).
+    """
+    with path.open("rb") as file:
+        magic = file.read(len(MAGIC))
+        if magic != MAGIC:
+            return not (MAGIC.startswith(magic) or (not any(magic) and _only_zeros(file)))
+    tail = tail_of(path, len(MAGIC))
+    return path.stem == f"{1:08}" or not tail.torn or next(read_segment(path), None) is not None
+
+
+def _is_cut(path: Path) -> bool:
+    """Its whole entries are followed by the beginning of one, or by what ends with zeros: a size without its bytes."""
+    end = len(MAGIC)
+    for next_end, _ in read_segment(path):
+        end = next_end
+    tail = tail_of(path, end)
+    with path.open("rb") as file:
+        file.seek(-min(tail.size, _SECTOR), os.SEEK_END)
+        return tail.size > 0 and (tail.torn or _only_zeros(file))
 
 
 def _only_zeros(file: BinaryIO) -> bool:
@@ -234,7 +267,7 @@ class Journal:
         """
         for left in self._directory.glob(f"*{_UNFINISHED}"):
             left.unlink()
-        paths = segments(self._directory)
+        paths = self._up_to_a_cut(segments(self._directory))
         if not paths:
             self._number = 1
             self._resume(self._write_segment(MAGIC), len(MAGIC))
@@ -257,6 +290,27 @@ class Journal:
             # A crash in mid-write leaves less than one write; more than that is damage, and somebody should know.
             log.warning("%s: the %d bytes from byte %d on are no whole entry, and are cut", paths[-1], torn, end)
         self._resume(paths[-1], end)
+
+    def _up_to_a_cut(self, paths: list[Path]) -> list[Path]:
+        """Those that a power failure has left whole, and the first that it has not; later ones are set aside."""
+        young = max((path.stat().st_mtime for path in paths), default=0.0) - _WRITEBACK
+        for index, path in enumerate(paths):
+            if path.stat().st_mtime < young and path != paths[-1]:
+                continue
+            kept = index + 1
+            if not _is_begun(path) and (index or path.stem == _path(self._directory, 1).stem):
+                kept = index
+            elif path == paths[-1] or not _is_cut(path):
+                continue
+            for later in paths[kept:]:
+                aside = later.with_name(later.name + _SET_ASIDE)
+                log.warning(
+                    "the journal ends before %s, as a power failure leaves it; that is set aside as %s, and is of no "
+                    "use any more", later, aside.name,
+                )  # fmt: skip
+                later.rename(aside)
+            return paths[:kept]
+        return paths
 
     @staticmethod
     def _first(paths: list[Path], usable: Sequence[Callable[[bytes], bool]]) -> int:
@@ -329,12 +383,8 @@ class Journal:
         """The segment of this entry is still there."""
         return _path(self._directory, segment_of(reference)).exists()
 
-    def forget(self, needed: int) -> list[Path]:
-        """Delete the oldest segments beyond what is to be kept; none from the entry `needed` on.
-
-        Returns:
-            What was deleted.
-        """
+    def forgettable(self, needed: int) -> list[Path]:
+        """The oldest segments beyond what is to be kept; none from the entry `needed` on."""
         if self._keep is None:
             return []
         older = segments(self._directory)[:-1]
@@ -344,8 +394,18 @@ class Journal:
             if total <= self._keep or int(path.stem) >= segment_of(needed):
                 break
             total -= path.stat().st_size
-            path.unlink()
             gone.append(path)
+        return gone
+
+    def forget(self, needed: int) -> list[Path]:
+        """Delete what is `forgettable`, oldest first. What was made of it must be on the disk (`syncing`).
+
+        Returns:
+            What was deleted.
+        """
+        gone = self.forgettable(needed)
+        for path in gone:
+            path.unlink()
         return gone
 
     def close(self) -> None:
@@ -373,6 +433,9 @@ class Journal:
         finally:
             os.close(fd)
         unfinished.rename(path)
+        if self._sync:
+            # The first one lies in directories that are as new.
+            (sync_tree if self._number == 1 else sync_directory)(self._directory)
         return path
 
     def _resume(self, path: Path, end: int) -> None:

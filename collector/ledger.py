@@ -19,6 +19,7 @@ from .patience import PatientWriting
 from .run import Released, Run
 from .sinks.sink import Sink
 from .sinks.speclog import MERGED_LOG
+from .syncing import Syncing
 
 __all__ = ["Ledger"]
 
@@ -50,6 +51,7 @@ class Ledger:
         )
         self._sink = sink_of(config, self._host_of, latest)
         self._writing = writing
+        self._syncing = Syncing(Path(config.output), journal)
         self.run = Run(self._journal.fetch)
         self._fallbacks = Fallbacks()
         self._recover()
@@ -69,6 +71,7 @@ class Ledger:
         self._write(released)
         if self._journal.due:
             self._next_segment()
+        self._forget()
 
     def commit(self, entries: Sequence[Entry]) -> None:
         """Append and apply."""
@@ -76,6 +79,7 @@ class Ledger:
 
     def close(self) -> None:
         """Let go of all files."""
+        self._syncing.close()
         self._sink.close()
         self._journal.close()
 
@@ -100,7 +104,14 @@ class Ledger:
         self._sink.checkpointed(sizes)
         needed = self.run.oldest_needed(otherwise=self._journal.end)
         kept_from = self._fallbacks.passed(sizes.get(MERGED_LOG, 0), needed)
-        for path in [] if kept_from is None else self._journal.forget(kept_from):
+        if kept_from is not None and self._journal.forgettable(kept_from):
+            # All of the logs, although the checkpoint that is fallen back to needs less of them.
+            self._syncing.ask(kept_from, self._sink.files())
+
+    def _forget(self) -> None:
+        """Delete segments whose logs are on the disk by now."""
+        needed = self._syncing.reached()
+        for path in [] if needed is None else self._journal.forget(needed):
             log.info("deleted %s (rankd.journal.keep)", path)
 
     def _recover(self) -> None:

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .description import Writer
+from .disk import sync_tree
 from .protocol.about import OWN_COLLECTOR
 from .protocol.errors import ConfigError, RankdError
 from .protocol.keys import RunKey
@@ -55,7 +56,7 @@ class Place:
         if path.exists() and (known := path.read_text().strip()):
             return known
         fresh = secrets.token_hex(8)
-        _write_whole(path, fresh + "\n", 0o640)
+        _write_whole(path, fresh + "\n", 0o640, lasting=True)
         return fresh
 
     def key(self, environ: Mapping[str, str]) -> RunKey:
@@ -72,7 +73,7 @@ class Place:
             return RunKey(path.read_text().strip(), str(path))
         except FileNotFoundError:
             fresh = RunKey.fresh()
-            _write_whole(path, fresh.reveal() + "\n", 0o600)
+            _write_whole(path, fresh.reveal() + "\n", 0o600, lasting=True)
             return fresh
         except (OSError, ValueError) as e:
             if isinstance(e, ConfigError):
@@ -157,8 +158,12 @@ def holder(output: Path) -> str | None:
     return f"{text}, perhaps" if elsewhere and (inner / "connection.json").exists() else None
 
 
-def _write_whole(path: Path, text: str, mode: int) -> None:
-    """Write a small file so that a reader sees all of it or the one before."""
+def _write_whole(path: Path, text: str, mode: int, *, lasting: bool = False) -> None:
+    """Write a small file so that a reader sees all of it or the one before.
+
+    Args:
+        lasting: also after a power failure: the ranks that live on know what it says.
+    """
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
@@ -168,9 +173,13 @@ def _write_whole(path: Path, text: str, mode: int) -> None:
         data = memoryview(text.encode())
         while data:
             data = data[os.write(fd, data) :]
+        if lasting:
+            os.fsync(fd)
         beside.replace(path)
+        if lasting:
+            sync_tree(path.parent)
     except OSError as e:
-        beside.unlink()
+        beside.unlink(missing_ok=True)
         raise OSError(e.errno, e.strerror, str(path)) from e
     finally:
         os.close(fd)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from .accounts import DONE, Accounts, Row
+from .accounts import DONE, JOURNAL_LOST, Accounts, Row
 from .entries import Back, Decided, Ended, Entry, HeldOut, Lost, Opened, Stored, decode_entry
 from .intake import Admitted, Attempt, Intake, Session
 from .ordering import Key, Ordering, above, at
 from .protocol.errors import JournalError
 from .protocol.messages import Facts
 from .protocol.records import Comment, Position, RankBlock
-from .protocol.wire import Block, Gap, Goodbye, Note, Table, decode_item
+from .protocol.wire import Block, Gap, Goodbye, Hole, Item, Note, Table, decode_item
 
 __all__ = ["DONE", "HELD_BYTES", "RankState", "RankView", "Released", "Run"]
 
@@ -74,7 +74,7 @@ class _Held:
     reference: int
     index: int
     size: int
-    item: Block | Note | Gap
+    item: Block | Note | Gap | Hole
 
 
 # The same of an item that is read from the journal when its time comes, which may be hundreds of thousands: the numbers
@@ -108,6 +108,8 @@ class Run:
         # What ranks were told, by kind and key, oldest first (`Decided`).
         self.decisions: dict[str, dict[str, Facts]] = {}
         self._ordering: Ordering[_Held | bytes] = Ordering()
+        # The lines of holes that wait, by the place of each in the journal: they say more than the item does.
+        self._hole_texts: dict[bytes, str] = {}
         # The attempt that each rank's log, and the merged log (None), was last told of.
         self._announced: dict[int | None, int] = {}
 
@@ -230,12 +232,14 @@ class Run:
                     yield from self._block(item, _Held(session, reference, index, len(entry.raws[index]), item))
                 case Note() | Gap():
                     yield from self._note(item, _Held(session, reference, index, len(entry.raws[index]), item))
+                case Hole():
+                    yield from self._hole(item, _Held(session, reference, index, len(entry.raws[index]), item))
                 case Goodbye():
                     yield from self._goodbye(session, item)
                 case Table():
                     session.tables.define(item.table_id, item.table)
 
-    def _decoded(self, session: Session, raws: tuple[bytes, ...]) -> Iterator[Block | Note | Gap | Goodbye | Table]:
+    def _decoded(self, session: Session, raws: tuple[bytes, ...]) -> Iterator[Item]:
         for raw in raws:
             item = decode_item(raw, session.tables)
             session.admitted = max(session.admitted, item.seq)
@@ -286,6 +290,25 @@ class Run:
             yield Comment(session.rank, note.kind, note.text)
             return
         yield from self._hold_or_late(position, held)
+
+    def _hole(self, hole: Hole, held: _Held) -> Iterator[Released]:
+        """The line stands behind the last that the journal has of this process."""
+        session = held.session
+        session.holed = True
+        reached = self.accounts.reached(session.number, session.attempt)
+        lost = self.accounts.lost(session.number, session.attempt, hole.accepted)
+        if lost == 0:
+            return
+        count = "an unknown number of" if lost is None else lost
+        after = "" if reached is None else f" after {_where(reached.step, reached.micro_step)}"
+        until = "" if hole.last is None else f" up to {_where(*hole.last)}"
+        text = f"{count} records{after}{until} are missing ({JOURNAL_LOST})"
+        position = reached or Position(session.attempt, session.step or 1)
+        if session.past or self._ordering.is_late(position.key):
+            yield Comment(session.rank, "gap", text)
+        else:
+            self._hole_texts[_in_journal(held)] = text
+            yield from self._hold_or_late(position, held)
 
     def _follows_all(self, session: Session, position: Position) -> bool:
         """About a step that has been released, of a rank that has begun no other since: nothing is out of order."""
@@ -361,12 +384,22 @@ class Run:
         items = [h.item for h in held]
         blocks = [item for item in items if isinstance(item, Block)]
         frames = tuple(frame for block in blocks for frame in block.frames)
-        comments = tuple(_comment(rank, item) for item in items if not isinstance(item, Block))
+        comments = tuple(self._comment(rank, h) for h in held if not isinstance(h.item, Block))
         for h, item in zip(held, items, strict=True):
             if isinstance(item, Block):
                 self.accounts.written(h.session.number, position.attempt, item.record_count)
         time = blocks[-1].time if blocks else 0.0
         yield RankBlock(rank, position, frames, comments, late, held[-1].session.hello.total_steps, time)
+
+    def _comment(self, rank: int, held: _Held) -> Comment:
+        item = held.item
+        if isinstance(item, Note):
+            return Comment(rank, item.kind, item.text)
+        if isinstance(item, Hole):
+            return Comment(rank, "gap", self._hole_texts.pop(_in_journal(held)))
+        assert isinstance(item, Gap)
+        first, last = (_where(*ends) for ends in (item.first, item.last))
+        return Comment(rank, "gap", f"{item.records} records from {first} to {last} are missing ({item.cause})")
 
     def _read(self, place: bytes) -> _Held:
         number, index, reference = _IN_JOURNAL.unpack(place)
@@ -379,7 +412,7 @@ class Run:
                 self._fetched.popitem(last=False)
         session = self.intake.sessions[number]
         item = decode_item(raws[index], session.tables)
-        assert isinstance(item, Block | Note | Gap)
+        assert isinstance(item, Block | Note | Gap | Hole)
         return _Held(session, reference, index, len(raws[index]), item)
 
     def _announce(self, who: int | None, attempt: int) -> Iterator[Released]:
@@ -396,6 +429,8 @@ class Run:
             yield Comment(None, "first_failure", f"rank {rank}: {text}")
         written, dropped = self.accounts.total_written(), self.accounts.total_dropped()
         text = f"attempt {len(self.intake.attempts)}: {written} records of {len(self.ranks)} ranks, {dropped} dropped"
+        if any(process.holed for process in self.accounts.processes):
+            text += f", {self.accounts.total_lost()} lost"
         yield Comment(None, "end", text)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -411,7 +446,8 @@ class Run:
         ranks = [[rank, *view.freeze()] for rank, view in self.ranks.items()]
         announced = [[-1 if who is None else who, attempt] for who, attempt in self._announced.items()]
         accounts = self.accounts.freeze()
-        so_far = [self.ended, self.first_failure, {kind: dict(known) for kind, known in self.decisions.items()}]
+        decisions = {kind: dict(known) for kind, known in self.decisions.items()}
+        so_far = [self.ended, self.first_failure, decisions, list(self._hole_texts.items())]
         return [self.intake.freeze(), ordering, ranks, accounts, announced, *so_far]
 
     @classmethod
@@ -429,7 +465,7 @@ class Run:
     @classmethod
     def _thaw(cls, frozen: list[Any], fetch: Callable[[int], bytes], held_bytes: int) -> Run:
         self = cls(fetch, held_bytes=held_bytes)
-        intake, ordering, ranks, accounts, announced, self.ended, failure, decisions = frozen
+        intake, ordering, ranks, accounts, announced, self.ended, failure, decisions, holes = frozen
         self.intake = Intake.thaw(intake)
         self._ordering = Ordering.thaw(ordering, lambda place: place)
         self.ranks = {rank: RankView.thaw(fields) for rank, *fields in ranks}
@@ -437,20 +473,13 @@ class Run:
         self._announced = {None if who < 0 else who: attempt for who, attempt in announced}
         self.first_failure = None if failure is None else (failure[0], failure[1])
         self.decisions = {kind: dict(known) for kind, known in decisions.items()}
+        self._hole_texts = dict(holes)
         return self
 
 
 def _open_key(position: Position) -> Key:
     """Where a rank may still produce that has an open block here: a step's value may come before its micro-steps."""
     return Position(position.attempt, position.step, position.micro_step or 1).key
-
-
-def _comment(rank: int, item: Block | Note | Gap) -> Comment:
-    if isinstance(item, Note):
-        return Comment(rank, item.kind, item.text)
-    assert isinstance(item, Gap)
-    first, last = (_where(*ends) for ends in (item.first, item.last))
-    return Comment(rank, "gap", f"{item.records} records from {first} to {last} are missing ({item.cause})")
 
 
 def _where(step: int, micro_step: int | None) -> str:

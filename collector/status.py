@@ -138,7 +138,7 @@ def status_of(
     }
 
 
-_NO_ACCOUNT = {"received": 0, "written": 0, "dropped": 0}
+_NO_ACCOUNT = {"received": 0, "written": 0, "dropped": 0, "lost": 0}
 
 
 def _accounts(run: Run) -> dict[int, dict[str, int]]:
@@ -150,6 +150,7 @@ def _accounts(run: Run) -> dict[int, dict[str, int]]:
             own["received"] += account.received
             own["written"] += account.written
             own["dropped"] += account.dropped.total()
+            own["lost"] += account.lost
     return out
 
 

@@ -164,8 +164,14 @@ def _row(rank: dict[str, Any]) -> tuple[str, ...]:
         str(rank["rank"]), state, f"{rank['step']}{micro}", _text(rank["lag"]), _figure(rank["loss"]),
         _figure(rank["grad_norm"]), "-" if rank["beat_age"] is None else f"{rank['beat_age']:.1f} s", rank["host"],
         "-" if cpu is None else f"{float(cpu):.0f} %", "-" if rss is None else f"{float(rss) / 2**20:,.0f} M",
-        _text(rank["held"]), str(rank["dropped"]),
+        _text(rank["held"]), _dropped(rank),
     )  # fmt: skip
+
+
+def _dropped(rank: dict[str, Any]) -> str:
+    """By the agent; and what the collector has lost, where that is anything."""
+    lost = rank.get("lost", 0)
+    return f"{rank['dropped']} + {lost} lost" if lost else str(rank["dropped"])
 
 
 def _text(value: object) -> str:
@@ -182,7 +188,7 @@ def _badness(rank: dict[str, Any]) -> tuple[float, ...]:
     """What makes a rank worth a look: gone, not finite, behind, dropping, silent."""
     gone = {"lost": 3, "held_out": 2, "expected": 1}.get(rank["state"], 3 * _failed(rank))
     odd = isinstance(rank["loss"], str) or isinstance(rank["grad_norm"], str)
-    return (gone, odd, rank["lag"] or 0, rank["dropped"] > 0, rank["beat_age"] or 0.0)
+    return (gone, odd, rank["lag"] or 0, rank["dropped"] + rank.get("lost", 0) > 0, rank["beat_age"] or 0.0)
 
 
 def _map(ranks: Sequence[dict[str, Any]]) -> list[str]:

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from .accounts import Row, account_table
+from .accounts import JOURNAL_LOST, Row, account_table
 from .entries import Checkpoint, Entry, Stored
+from .intake import first_of
 from .logcheck import Finding, LogComparison, Logs, MergedLog
 from .place import holder
 from .protocol.errors import JournalError, ProtocolError, RankdError
-from .protocol.wire import Item, Table, decode_item
+from .protocol.wire import Hole, Item, Table, decode_item
 from .rebuild import progress_line
 from .replay import Located, Replay, show_nothing
 from .run import Released
@@ -164,13 +165,13 @@ class Verification:
             item = decode_item(raw, session.tables)
             if isinstance(item, Table):
                 session.tables.define(item.table_id, item.table)
-            if item.seq != latest + 1:
+            if not first_of(item) <= latest + 1 <= item.seq:
                 whose = f"of rank {session.rank} (process {session.hello.pid} on {session.hello.host})"
-                self.findings.append(Finding(where, f"item {latest + 1} {whose}", f"item {item.seq}"))
+                self.findings.append(Finding(where, f"item {latest + 1} {whose}", f"item {first_of(item)}"))
             latest = item.seq
             items.append(item)
+            self._items += not isinstance(item, Hole)
         session.admitted = latest
-        self._items += len(items)
         return Stored(entry.session, entry.raws, tuple(items))
 
     def _check_tail(self) -> None:
@@ -252,6 +253,14 @@ class Verification:
             self.notes.append(
                 f"the segments before {self._replay.segments[0].name} were deleted (rankd.journal.keep): what the logs "
                 "held by then is checked by itself, not against the journal"
+            )
+        holed = [row for row in state.rows() if JOURNAL_LOST in row.dropped]
+        if holed:
+            who = ", ".join(f"rank {row.rank} process {row.process} ({row.dropped})" for row in holed[:10])
+            more = f" and {len(holed) - 10} more" if len(holed) > 10 else ""
+            self.notes.append(
+                f"{state.accounts.total_lost()} records were acknowledged, and the journal has lost them (a power "
+                f"failure of the collector's node; see rankd.journal.durability): {who}{more}"
             )
         if self._collector is None and not state.ended:
             self.notes.append("no collector is at work and the run has not ended: start it again to finish the logs")

@@ -32,6 +32,7 @@ from rankd.collector.protocol.wire import (
     Gap,
     Goodbye,
     Hello,
+    Hole,
     Item,
     Message,
     Note,
@@ -51,6 +52,7 @@ __all__ = [
     "gaps",
     "goodbyes",
     "hellos",
+    "holes",
     "items",
     "messages",
     "name_tables",
@@ -142,7 +144,12 @@ notes = st.builds(Note, seqs, steps, micro_steps, words, _text, seconds) | st.bu
 _ends = st.tuples(steps, micro_steps)
 gaps = st.builds(Gap, seqs, words, counts, _ends, _ends)
 goodbyes = st.builds(Goodbye, seqs, _text, counts, _maps, seconds)
-items: st.SearchStrategy[Item] = st.one_of(st.builds(Table, seqs, counts, name_tables), blocks(), notes, gaps, goodbyes)
+holes = st.tuples(seqs, seqs).flatmap(
+    lambda ends: st.builds(Hole, st.just(max(ends)), st.just(min(ends)), st.none() | counts, st.none() | _ends)
+)
+items: st.SearchStrategy[Item] = st.one_of(
+    st.builds(Table, seqs, counts, name_tables), blocks(), notes, gaps, holes, goodbyes
+)
 
 
 def numbered(item: Item) -> bytes:

@@ -9,6 +9,7 @@
      ├── SpecLogError           a line of a text log that is not in the spec format
      ├── ProtocolError          bytes from a peer (or a file) that are not the protocol; the peer's fault
      │    ├── LimitError        well-formed, but larger than the protocol allows
+     │    ├── UnknownTableError a block that refers to a name table which was never defined
      │    └── VersionError      another version of the protocol
      ├── RefusedError           the collector told this agent no, and why
      ├── JournalError           the journal on disk cannot be read or written
@@ -32,6 +33,7 @@ __all__ = [
     "RecordError",
     "RefusedError",
     "SpecLogError",
+    "UnknownTableError",
     "VersionError",
 ]
 
@@ -62,6 +64,10 @@ class ProtocolError(RankdError):
 
 class LimitError(ProtocolError):
     """What a peer sent is larger than the protocol allows."""
+
+
+class UnknownTableError(ProtocolError):
+    """A block refers to a name table that its process has not defined."""
 
 
 class VersionError(ProtocolError):

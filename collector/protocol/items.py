@@ -14,7 +14,7 @@ from .checks import MAX_WORD_BYTES, check_count, check_int, check_map, check_num
 from .errors import LimitError, RecordError
 from .records import Frame, Level, NameTable
 
-__all__ = ["MAX_FRAMES_PER_BLOCK", "Block", "Gap", "Goodbye", "Item", "Note", "Table"]
+__all__ = ["MAX_FRAMES_PER_BLOCK", "Block", "Gap", "Goodbye", "Hole", "Item", "Note", "Table"]
 
 MAX_FRAMES_PER_BLOCK = 4_096
 
@@ -121,6 +121,34 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Hole:
+    """Stands for the items `first` to `seq`, which nobody has any more: they were acknowledged, so that their process
+    has let go of them, and a power failure took them from the journal.
+
+    Attributes:
+        seq: the number of the last of them.
+        accepted: records that the process had accepted in all that it has let go of; None: not known.
+        last: where the last of them belonged; None: not known.
+    """
+
+    seq: int
+    first: int
+    accepted: int | None = None
+    last: tuple[int, int | None] | None = None
+
+    def __post_init__(self) -> None:
+        check_int("seq", self.seq, 1)
+        check_int("first", self.first, 1, self.seq)
+        if self.accepted is not None:
+            check_int("accepted", self.accepted, 0)
+        if self.last is not None:
+            step, micro_step = self.last
+            check_int("step", step, 1)
+            if micro_step is not None:
+                check_int("micro_step", micro_step, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """The last item of a process: what it produced and what it dropped, by cause (in records)."""
 
@@ -138,4 +166,4 @@ class Goodbye:
         object.__setattr__(self, "reason", clipped(self.reason))
 
 
-Item: TypeAlias = Table | Block | Note | Gap | Goodbye
+Item: TypeAlias = Table | Block | Note | Gap | Hole | Goodbye

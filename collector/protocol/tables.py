@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .checks import shown
-from .errors import LimitError, ProtocolError
+from .errors import LimitError, ProtocolError, UnknownTableError
 from .records import NameTable
 
 __all__ = ["MAX_ALL_TABLES_BYTES", "MAX_TABLES", "MAX_TABLE_BYTES", "Interned", "Tables"]
@@ -80,9 +80,14 @@ class Tables:
             self._bytes += size
 
     def get(self, table_id: object) -> NameTable:
+        """The table of this id.
+
+        Raises:
+            UnknownTableError: there is none.
+        """
         table = self._by_id.get(table_id) if type(table_id) is int else None
         if table is None:
-            raise ProtocolError(f"name table {shown(table_id)} was never defined")
+            raise UnknownTableError(f"name table {shown(table_id)} was never defined")
         return table
 
     def items(self) -> Sequence[tuple[int, NameTable]]:

@@ -25,7 +25,7 @@ import msgpack
 
 from .checks import MAX_ENTRIES, MAX_RANKS, check_int
 from .errors import LimitError, ProtocolError, VersionError
-from .items import MAX_FRAMES_PER_BLOCK, Block, Gap, Goodbye, Item, Note, Table
+from .items import MAX_FRAMES_PER_BLOCK, Block, Gap, Goodbye, Hole, Item, Note, Table
 from .messages import (
     MAX_ITEMS_PER_MESSAGE,
     Ack,
@@ -61,6 +61,7 @@ __all__ = [
     "Gap",
     "Goodbye",
     "Hello",
+    "Hole",
     "Interned",
     "Item",
     "Message",
@@ -75,6 +76,8 @@ __all__ = [
     "decode_message",
     "encode_item",
     "encode_message",
+    "hole_of",
+    "is_table",
     "number_item",
 ]
 
@@ -95,6 +98,7 @@ class _Kind(enum.IntEnum):
     NOTE = 3
     GAP = 4
     GOODBYE = 5
+    HOLE = 6
 
 
 class _Type(enum.IntEnum):
@@ -141,6 +145,11 @@ def number_item(raw: bytes, seq: int) -> bytes:
     return b"".join((raw[:2], msgpack.packb(seq), memoryview(raw)[3:]))
 
 
+def is_table(raw: bytes) -> bool:
+    """Whether these bytes of an item define a name table."""
+    return raw[1] == _Kind.TABLE
+
+
 def _item_fields(item: Item, tables: Mapping[NameTable, int]) -> list[Any]:
     match item:
         case Block():
@@ -158,6 +167,9 @@ def _item_fields(item: Item, tables: Mapping[NameTable, int]) -> list[Any]:
         case Gap():
             ends = [item.first[0], item.first[1] or 0, item.last[0], item.last[1] or 0]
             return [int(_Kind.GAP), item.seq, item.cause, item.records, *ends]
+        case Hole():
+            step, micro_step = item.last or (0, None)
+            return [int(_Kind.HOLE), item.seq, item.first, item.accepted, step, micro_step or 0]
         case Goodbye():
             return [int(_Kind.GOODBYE), item.seq, item.reason, item.produced, dict(item.dropped), item.time]
 
@@ -216,6 +228,25 @@ def decode_item(raw: bytes, tables: Tables) -> Item:
     if item.seq < 1:
         raise ProtocolError("an item without a number")
     return item
+
+
+def hole_of(raw: bytes) -> Hole:
+    """What stands for a block whose name tables nobody has any more.
+
+    Raises:
+        ProtocolError: it is no block.
+    """
+    reader = Reader(raw, MAX_ITEM_BYTES)
+    reader.array("an item", _MAX_FIELDS, least=2)
+    if reader.next() != _Kind.BLOCK:
+        raise ProtocolError("only a block has name tables")
+    hole: Hole = guarded(_hole_in_place, reader)
+    return hole
+
+
+def _hole_in_place(reader: Reader) -> Hole:
+    seq, where = reader.next(), _place(reader)
+    return Hole(seq, seq, None, where)
 
 
 def decode_message(raw: bytes) -> Message:
@@ -284,6 +315,11 @@ def _gap_item(reader: Reader, _: Tables) -> Gap:
     return Gap(reader.next(), reader.next(), reader.next(), _place(reader), _place(reader))
 
 
+def _hole_item(reader: Reader, _: Tables) -> Hole:
+    seq, first, accepted, (step, micro_step) = reader.next(), reader.next(), reader.next(), _place(reader)
+    return Hole(seq, first, accepted, None if step == 0 and micro_step is None else (step, micro_step))
+
+
 def _goodbye_item(reader: Reader, _: Tables) -> Goodbye:
     seq, reason, produced = reader.next(), text_of(reader.next()), reader.next()
     return Goodbye(seq, reason, produced, reader.map("dropped", MAX_ENTRIES), float_of(reader.next()))
@@ -300,6 +336,7 @@ _ITEM_DECODERS: dict[int, tuple[Callable[[Reader, Tables], Item], int]] = {
     _Kind.NOTE: (_note_item, 7),
     _Kind.GAP: (_gap_item, 8),
     _Kind.GOODBYE: (_goodbye_item, 6),
+    _Kind.HOLE: (_hole_item, 6),
 }
 
 

@@ -87,6 +87,10 @@ class LogFiles:
         sizes = {name: log.position + len(log.waiting) for name, log in self._logs.items()}
         return {**sizes, **{name + _BASE: log.base for name, log in self._logs.items() if log.base}}
 
+    def files(self) -> Mapping[Path, int]:
+        """Per file: its size once nothing is `unwritten`."""
+        return {log.path: log.position + len(log.waiting) for log in self._logs.values()}
+
     def push(self) -> None:
         """Write what waits, of each file from the byte where it stopped; does nothing when nothing waits.
 

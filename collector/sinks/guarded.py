@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from ..protocol.records import Comment, RankBlock
 from ..selection import Selection
@@ -44,6 +45,11 @@ class Guarded:
         sizes: dict[str, int] = {}
         self._try(lambda: sizes.update(self._sink.sizes()))
         return sizes
+
+    def files(self) -> Mapping[Path, int]:
+        files: dict[Path, int] = {}
+        self._try(lambda: files.update(self._sink.files()))
+        return files
 
     def checkpointed(self, sizes: Mapping[str, int]) -> None:
         self._try(lambda: self._sink.checkpointed(sizes))
@@ -97,6 +103,9 @@ class Selected:
 
     def sizes(self) -> Mapping[str, int]:
         return self._sink.sizes()
+
+    def files(self) -> Mapping[Path, int]:
+        return self._sink.files()
 
     def checkpointed(self, sizes: Mapping[str, int]) -> None:
         self._sink.checkpointed(sizes)

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ..disk import sync_directory, sync_file
 from ..protocol.jsontext import parsed
 from .gzipped import compress
 from .parts import Part, compressed_path, parts_of, unfinished_path
@@ -171,7 +172,9 @@ class _Round:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside.write_text(json.dumps(self._deleted) + "\n")
+            sync_file(beside)
             beside.replace(path)
+            sync_directory(path.parent)
         except OSError as e:
             raise OSError(e.errno, e.strerror, str(path)) from e
         self._owed = False
@@ -224,7 +227,7 @@ class _Round:
             unfinished.unlink()
             return
         unfinished.rename(compressed)
-        _sync_directory(part.path.parent)  # a power failure leaves one of the two
+        sync_directory(part.path.parent)  # a power failure leaves one of the two
         part.path.unlink()
 
 
@@ -238,11 +241,3 @@ def _unlink_both(log: Path, part: Part, failures: list[OSError]) -> None:
         failures.append(OSError(e.errno, e.strerror, str(log)))
         return
     _logger.info("deleted bytes %d to %d of %s (rankd.logs)", part.start, part.end, log)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

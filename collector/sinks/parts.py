@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..disk import sync_directory
 from .gzipped import DamagedPartError, GzipReader
 
 __all__ = [
@@ -386,8 +387,11 @@ def _decompress(log: Path, part: Part, end: int) -> None:
                     break
                 out.write(data)
                 at += len(data)
+            out.flush()
+            os.fsync(out.fileno())  # the compressed form goes next
     except DamagedPartError:
         pass  # what could be read is there; the rest is written again
     finally:
         reader.close()
     unfinished.rename(plain)
+    sync_directory(plain.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from ..protocol.records import Comment, RankBlock
@@ -35,6 +36,9 @@ class Sink(Protocol):
     def sizes(self) -> Mapping[str, int]:
         """Per file (relative path): how many bytes the calls so far make. For the journal's checkpoints."""
 
+    def files(self) -> Mapping[Path, int]:
+        """The files that `sizes` is about, and how many bytes the calls so far make of each."""
+
     def checkpointed(self, sizes: Mapping[str, int]) -> None:
         """This checkpoint, which has what `sizes` gave, is in the journal now: a restart goes on from there."""
 
@@ -62,6 +66,9 @@ class Off:
         pass
 
     def sizes(self) -> Mapping[str, int]:
+        return {}
+
+    def files(self) -> Mapping[Path, int]:
         return {}
 
     def checkpointed(self, sizes: Mapping[str, int]) -> None:
@@ -98,6 +105,9 @@ class FanOut:
 
     def sizes(self) -> Mapping[str, int]:
         return {name: size for sink in self._sinks for name, size in sink.sizes().items()}
+
+    def files(self) -> Mapping[Path, int]:
+        return {path: size for sink in self._sinks for path, size in sink.files().items()}
 
     def checkpointed(self, sizes: Mapping[str, int]) -> None:
         self._each(lambda sink: sink.checkpointed(sizes))

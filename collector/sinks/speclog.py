@@ -157,6 +157,10 @@ class SpecLogSink:
         state = {} if self._index is None else self._index.freeze()
         return {**self._files.sizes(), **state}
 
+    def files(self) -> Mapping[Path, int]:
+        """The logs and their index, by their size once nothing is `unwritten`."""
+        return self._files.files()
+
     def checkpointed(self, sizes: Mapping[str, int]) -> None:
         """What is before this checkpoint may be compressed and deleted."""
         if self._keeper is not None:

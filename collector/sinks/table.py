@@ -59,6 +59,9 @@ class FileSink:
     def sizes(self) -> Mapping[str, int]:
         return self._files.sizes()
 
+    def files(self) -> Mapping[Path, int]:
+        return self._files.files()
+
     def checkpointed(self, sizes: Mapping[str, int]) -> None:
         pass
 

@@ -17,14 +17,16 @@ from rankd.agent.spool import Spool
 from rankd.agent.store import LEAST_STORE_BYTES, RESERVE_BYTES, MemoryStore, Store
 from rankd.collector.protocol.assembly import scalar_part
 from rankd.collector.protocol.errors import ProtocolError
-from rankd.collector.protocol.records import Level
+from rankd.collector.protocol.records import Frame, Level, NameTable
 from rankd.collector.protocol.wire import (
     Block,
     Gap,
     Goodbye,
     Hello,
+    Hole,
     Item,
     Note,
+    Table,
     Tables,
     decode_item,
     encode_item,
@@ -269,6 +271,82 @@ def test_a_scalar_without_room_is_refused_and_those_before_it_stay(store: Store)
     assert (gap.records, gap.last) == (2, (2, None))
     assert isinstance(goodbye, Goodbye)
     assert goodbye.produced == accepted + 2
+
+
+def norms(table_id: int, step: int, *, defines: bool) -> tuple[bytes, ...]:
+    """A block of two records, and the definition of its names."""
+    names = NameTable((f"{table_id}.weight", f"{table_id}.bias"))
+    block = Block(0, step, 1, True, 0.0, (Frame.named("local_norm", names, [1.0, 2.0]),))
+    return (*([encode_item(Table(0, table_id, names))] if defines else []), encode_item(block, {names: table_id}))
+
+
+def filled(store: Store) -> Outbox:
+    """Ten items: table 1 and blocks of the steps 1 to 3, table 2 and step 4, steps 5 and 6, two scalars, a note."""
+    outbox = Outbox(store)
+    for step in range(1, 7):
+        assert outbox.put(norms(1 + (step == 4), step, defines=step in (1, 4)), records=2, at=(step, 1))
+    assert outbox.hold(scalar_part("x", Level.MICRO_STEP, 1.0), (7, 1), 0.0)
+    assert outbox.hold(scalar_part("y", Level.MICRO_STEP, 1.0), (7, 1), 0.0)
+    assert outbox.put((note("end"),))
+    return outbox
+
+
+@pytest.mark.parametrize(
+    ("acked", "known", "stands_for_it"),
+    [
+        (8, 0, [(1, 1), Hole(4, 2, 12, (6, 1)), (5, 2), Hole(8, 6, 12, (6, 1))]),
+        (8, 1, [Hole(4, 2, 12, (6, 1)), (5, 2), Hole(8, 6, 12, (6, 1))]),
+        (8, 5, [Hole(8, 6, 12, (6, 1))]),
+        (5, 4, [(5, 2)]),
+        (5, 3, [Hole(4, 4, 6, (3, 1)), (5, 2)]),
+        (9, 8, [Hole(9, 9, 14, (7, 1))]),
+        (8, 8, []),
+    ],
+)
+def test_what_a_journal_has_lost_is_told_and_its_tables_come_again(
+    store: Store, acked: int, known: int, stands_for_it: list[Hole | tuple[int, int]]
+) -> None:
+    """A welcome behind what was acknowledged: tables as they were, holes between them, then all that is still here."""
+    outbox = filled(store)
+    outbox.take()
+    outbox.acked(acked)
+    for _ in range(2):
+        assert outbox.rewind(known) == acked - known
+        assert outbox.has_sendable
+        assert len(outbox.take(1)) == 1
+    outbox.rewind(known)
+    tables, items = Tables(), []
+    for table_id in (1, 2):
+        tables.define(table_id, NameTable((f"{table_id}.weight", f"{table_id}.bias")))
+    while raws := outbox.take():
+        items += [decode_item(raw, tables) for raw in raws]
+    told = [item for item in items if item.seq <= acked]
+    assert [(i.seq, i.table_id) if isinstance(i, Table) else i for i in told] == stands_for_it
+    assert [item.seq for item in items if item.seq > acked] == list(range(acked + 1, 11))
+    assert not outbox.has_unsent
+
+
+def test_a_dead_process_can_tell_what_a_journal_has_lost(tmp_path: Path) -> None:
+    """Its tables lie beside its spool, whatever was acknowledged; both files go when all is delivered."""
+    path = tmp_path / "x.spool"
+    store = Spool.create(path, LEAST_STORE_BYTES, HELLO)
+    outbox = filled(store)
+    outbox.take()
+    outbox.acked(8)
+    store.close(delivered=False)
+    beside = path.with_name("x.spool.tables")
+    with beside.open("ab") as file:
+        file.write(b"torn")
+    spool = Spool.open(path)
+    outbox = Outbox.recovered(spool, spool.entries, spool.next_seq)
+    assert outbox.rewind(0) == 8
+    raws = outbox.take()
+    assert [decode_item(raw, Tables()) for raw in raws][1::2] == [Hole(4, 2), Hole(8, 6)]
+    assert [item.seq for item in decoded(raws[::2])] == [1, 5]
+    outbox.rewind(10)
+    outbox.acked(outbox.next_seq)
+    outbox.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 class Delivery(RuleBasedStateMachine):

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankd.agent import spool as spool_module
 from rankd.agent.outbox import Outbox
-from rankd.agent.spool import Spool, find_spools
+from rankd.agent.spool import Spool, find_spools, remove_unfinished
 from rankd.agent.store import LEAST_STORE_BYTES, Entry
 from rankd.collector.protocol.assembly import block_head, join_block, scalar_part
 from rankd.collector.protocol.errors import ProtocolError, VersionError
@@ -102,6 +103,42 @@ def test_a_journal_that_is_ahead_of_the_file_frees_it(tmp_path: Path) -> None:
     outbox.rewind(7)
     assert outbox.held_items == 0
     outbox.close()
+
+
+def test_what_is_remembered_lies_beside_the_spool_and_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For this user only, as long as the spool; what does not fit, or cannot be written, is left out."""
+    spool = Spool.create(tmp_path / "a.spool", LEAST_STORE_BYTES, HELLO)
+    assert list(spool.remembered()) == []
+    monkeypatch.setattr(spool_module, "_MOST_TABLES_BYTES", 250)
+    spool.remember(1, b"a" * 100)
+    spool.remember(2, b"b" * 200)
+    spool.remember(3, b"c" * 100)
+    beside = tmp_path / "a.spool.tables"
+    assert beside.stat().st_mode & 0o777 == 0o600
+    assert list(spool.remembered()) == [(1, b"a" * 100), (3, b"c" * 100)]
+    assert find_spools(tmp_path) == [tmp_path / "a.spool"]
+    spool.close(delivered=True)
+    assert list(tmp_path.iterdir()) == []
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.touch()
+    spool = Spool.create(tmp_path / "a.spool", LEAST_STORE_BYTES, HELLO)
+    beside.symlink_to(elsewhere)
+    spool.remember(1, b"a")
+    assert elsewhere.stat().st_size == 0
+    assert list(spool.remembered()) == []
+    spool.close(delivered=True)
+
+
+def test_tables_without_their_spool_are_removed(tmp_path: Path) -> None:
+    """What a kill between the two removals has left; those of a spool that is there stay."""
+    spool = Spool.create(tmp_path / "a.spool", LEAST_STORE_BYTES, HELLO)
+    spool.remember(1, b"a")
+    (tmp_path / "b.spool.tables").write_bytes(b"b")
+    remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.spool", "a.spool.tables"]
+    spool.close(delivered=True)
 
 
 @pytest.mark.slow

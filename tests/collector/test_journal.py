@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -62,11 +63,6 @@ def test_a_torn_tail_is_cut_at_every_byte(tmp_path: Path) -> None:
         (directory / path.name).write_bytes(data[:cut])
         journal = Journal(directory)
         kept = [b"first", b"second"][: sum(end <= cut for end in ends)]
-        if cut < len(MAGIC):
-            # A segment appears with its first line, so a shorter one is somebody else's file.
-            with pytest.raises(JournalError, match="not a segment"):
-                list(journal.replay())
-            continue
         assert [payload for _, payload in journal.replay()] == kept
         journal.append([b"third"])
         journal.close()
@@ -128,6 +124,84 @@ def test_old_segments_go_but_none_that_is_needed(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match=r"00000001\.journal cannot be read"):
         journal.fetch(references[0])
     journal.close()
+
+
+def after_a_power_failure(directory: Path, path: Path, left: bytes) -> list[bytes]:
+    """What is replayed where no more than this is left of a segment, and that something can be appended then."""
+    path.write_bytes(left)
+    entries = replayed(directory)
+    journal = Journal(directory)
+    list(journal.replay())
+    journal.append([b"later"])
+    journal.close()
+    assert replayed(directory) == [*entries, b"later"]
+    return entries
+
+
+@pytest.mark.parametrize("left", [b"", MAGIC[:5], bytes(16), bytes(5_000), MAGIC, MAGIC + bytes(3_000)])
+def test_a_segment_of_which_a_power_failure_left_the_name(
+    tmp_path: Path, left: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its name was on the disk before its bytes: the journal ends with the segment before."""
+    rotated(tmp_path)[0].close()
+    last = segments(tmp_path)[-1]
+    assert after_a_power_failure(tmp_path, last, left) == [b"checkpoint 3", bytes([3]) * 1_000]
+    assert "the journal ends before" in caplog.text
+    assert last.with_name("00000005.journal.cut").read_bytes() == left
+    assert [path.name for path in segments(tmp_path)] == [f"0000000{n}.journal" for n in range(1, 5)]
+
+
+def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
+    """At every byte of the head and of the payload."""
+    rotated(tmp_path)[0].close()
+    last = segments(tmp_path)[-1]
+    whole = last.read_bytes()
+    for cut in range(len(MAGIC), len(MAGIC) + 8 + len(b"checkpoint 4")):
+        last.write_bytes(whole[:cut])
+        assert replayed(tmp_path) == [b"checkpoint 3", bytes([3]) * 1_000]
+        assert not last.exists()
+
+
+@pytest.mark.parametrize("left", [b"", bytes(16)])
+def test_the_very_first_segment_may_be_nothing_but_a_name(tmp_path: Path, left: bytes) -> None:
+    """Nothing was recorded, or nothing of it is left: a new journal."""
+    journal_of(tmp_path, [])
+    assert after_a_power_failure(tmp_path, segments(tmp_path)[0], left) == []
+    assert [path.name for path in segments(tmp_path)] == ["00000001.journal"]
+
+
+def test_a_wrong_byte_in_an_earlier_segment_is_damage(tmp_path: Path) -> None:
+    """Nothing is set aside for it: somebody should know."""
+    rotated(tmp_path)[0].close()
+    third = segments(tmp_path)[2]
+    data = bytearray(third.read_bytes())
+    data[40] ^= 1
+    third.write_bytes(data)
+    assert replayed(tmp_path) == [b"checkpoint 4", bytes([4]) * 1_000]
+    with pytest.raises(JournalError, match=r"00000003.journal is damaged at byte 36 of \d+, and later segments follow"):
+        list(Journal(tmp_path).replay(lambda payload: payload == b"checkpoint 2"))
+
+
+@pytest.mark.parametrize("zeros", [0, 700])
+def test_a_segment_that_was_cut_while_later_ones_are_there(tmp_path: Path, zeros: int) -> None:
+    """What follows needs what is gone: the journal ends at the cut, and nothing is read across it."""
+    rotated(tmp_path)[0].close()
+    third = segments(tmp_path)[2]
+    data = third.read_bytes()
+    entries = after_a_power_failure(tmp_path, third, data[: len(data) - 700] + bytes(zeros) * (zeros > 0))
+    assert entries == [b"checkpoint 2"]
+    assert [path.name for path in segments(tmp_path)] == [f"0000000{n}.journal" for n in (1, 2, 3)]
+    assert sorted(path.name for path in tmp_path.glob("*.cut")) == ["00000004.journal.cut", "00000005.journal.cut"]
+
+
+def test_older_segments_are_not_read_for_cuts(tmp_path: Path) -> None:
+    """They have been on the disk for long: a start costs what it did, and damage there is none of a power failure."""
+    rotated(tmp_path)[0].close()
+    first = segments(tmp_path)[0]
+    first.write_bytes(first.read_bytes()[:-10])
+    os.utime(first, (0, 0))
+    assert replayed(tmp_path) == [b"checkpoint 4", bytes([4]) * 1_000]
+    assert len(segments(tmp_path)) == 5
 
 
 def test_damage_is_named_when_it_is_read(tmp_path: Path) -> None:

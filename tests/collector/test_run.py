@@ -13,7 +13,7 @@ from rankd.collector.entries import Back, Ended, HeldOut, Lost, decode_entry, en
 from rankd.collector.protocol.errors import ProtocolError
 from rankd.collector.protocol.records import Comment, Frame, Position, RankBlock
 from rankd.collector.protocol.speclog import Renderer, merged_text
-from rankd.collector.protocol.wire import Block, Note, encode_item
+from rankd.collector.protocol.wire import Block, Goodbye, Hole, Note, encode_item
 from rankd.collector.run import RankState, Released
 
 from .streams import Core, Training, hello, training
@@ -562,3 +562,116 @@ def test_a_lost_rank_of_a_larger_world_that_is_heard_again_keeps_nobody_waiting(
     assert core.run.ranks[1].state is RankState.CLOSED
     assert core.run.finished
     assert not comments(core.released, "rank_back")
+
+
+def lost(one: Training, first: int, last: int, accepted: int | None, *, tables: bool = True) -> list[bytes]:
+    """What an agent sends whose items `first` to `last` were acknowledged, and are lost now; and the rest."""
+    again = [one.items[0]] if tables and first == 1 else []
+    hole = Hole(last, first + len(again), accepted, (2, 1))
+    return [*again, encode_item(hole), *one.items[last:]]
+
+
+@pytest.mark.parametrize("held_bytes", [2**20, 0])
+def test_a_journal_that_has_lost_its_end_takes_a_rank_on_again(held_bytes: int) -> None:
+    """A line stands where something is missing, it is counted, and all from there on is there; read again it is the
+    same, also from a checkpoint.
+    """
+    ranks = [training(rank, 2, steps=range(1, 5)) for rank in range(2)]
+    core = Core(held_bytes)
+    for one in ranks:
+        core.open(one)
+    # Two blocks of step 1; the next three items are gone: 2, 4 and 4 records.
+    core.deliver(ranks[0], 0, 3)
+    session = core.run.intake.session(ranks[0].hello.session)
+    assert session is not None
+    with pytest.raises(ProtocolError, match="item 4 is missing, got 7"):
+        core.run.intake.admit(session, ranks[0].items[6:])
+    core.apply(core.run.admitted(core.run.intake.admit(session, lost(ranks[0], 4, 6, 18))))
+    core.restart()
+    core.deliver(ranks[1])
+    core.apply(Ended())
+    (gap,) = [c for b in core.released if isinstance(b, RankBlock) for c in b.comments]
+    assert gap == Comment(
+        0, "gap", "10 records after step 1 micro_step 2 up to step 2 micro_step 1 are missing (journal_lost)"
+    )
+    (before,) = [b for b in core.released if isinstance(b, RankBlock) and b.comments]
+    assert before.position == Position(1, 1, 2)
+    assert [at[1:3] for at in where(core.released) if at[3] == 0] == [
+        (1, 1), (1, 2), (2, None), *((step, micro) for step in (3, 4) for micro in (1, 2, None)),
+    ]  # fmt: skip
+    assert list(core.run.accounts.discrepancies(complete=True)) == []
+    assert [(row.rank, row.written, row.produced, row.dropped) for row in core.run.rows()] == [
+        (0, 30, "40", "10 journal_lost"),
+        (1, 40, "40", "0"),
+    ]
+    assert comments(core.released, "end")[0].text.endswith("70 records of 2 ranks, 0 dropped, 10 lost")
+    assert text(core.replayed()) == text(core.released)
+
+
+def test_what_is_lost_of_a_rank_that_others_have_passed_has_its_line_at_once() -> None:
+    """Nothing of its rank stands behind it, so it is in order."""
+    one = training(0, 1, steps=range(1, 3), goodbye=None)
+    core = Core()
+    core.open(one)
+    core.deliver(one, 0, 4)
+    session = core.run.intake.session(one.hello.session)
+    assert session is not None
+    released = core.apply(core.run.admitted(core.run.intake.admit(session, [encode_item(Hole(6, 5, 20, None))])))
+    assert released == [Comment(0, "gap", "10 records after step 1 are missing (journal_lost)")]
+
+
+def test_the_journal_knows_nothing_of_a_process_any_more() -> None:
+    """Its hello was lost too: it is a new one, whose beginning is missing."""
+    one = training(0, 1, steps=range(1, 5))
+    core = Core()
+    core.open(one)
+    session = core.run.intake.session(one.hello.session)
+    assert session is not None
+    core.apply(core.run.admitted(core.run.intake.admit(session, lost(one, 1, 9, 28))))
+    core.apply(Ended())
+    assert where(core.released)[-1] == (1, 4, None, 0)
+    assert b"28 records up to step 2 micro_step 1 are missing (journal_lost)" in text(core.released)
+    assert list(core.run.accounts.discrepancies(complete=True)) == []
+    assert text(core.replayed()) == text(core.released)
+
+
+@pytest.mark.parametrize("goodbye", ["done", None])
+def test_blocks_whose_tables_nobody_has_are_lost_too(goodbye: str | None) -> None:
+    """A dead process's spool, without its tables: what can be read is there, the rest is one hole, counted by the
+    goodbye if there is one. Without a hole before it, such a block is the peer's fault.
+    """
+    one = training(0, 1, steps=range(1, 5), goodbye=goodbye)
+    core = Core()
+    core.open(one)
+    session = core.run.intake.session(one.hello.session)
+    assert session is not None
+    with pytest.raises(ProtocolError, match="item 1 is missing"):
+        core.run.intake.admit(session, one.items[6:])
+    admitted = core.run.intake.admit(session, lost(one, 1, 6, None, tables=False))
+    assert [item for item in admitted.items if isinstance(item, Hole)] == [
+        Hole(6, 1, None, (2, 1)),
+        Hole(9, 8, None, (3, 2)),
+        Hole(12, 11, None, (4, 2)),
+    ]
+    core.apply(core.run.admitted(admitted))
+    core.apply(Ended())
+    assert list(core.run.accounts.discrepancies(complete=True)) == []
+    (row,) = core.run.rows()
+    assert (row.written, row.dropped) == (6, "34 journal_lost" if goodbye else "0 or more journal_lost")
+    assert b"an unknown number of records up to step 2 micro_step 1 are missing (journal_lost)" in text(core.released)
+    assert text(core.replayed()) == text(core.released)
+
+
+def test_gaps_may_be_among_what_is_lost() -> None:
+    """A goodbye tells of more dropped records than the gaps that arrived: no discrepancy where items are lost."""
+    one = training(0, 1, goodbye=None)
+    core = Core()
+    core.open(one)
+    core.deliver(one)
+    session = core.run.intake.session(one.hello.session)
+    assert session is not None
+    count = len(one.items)
+    bye = encode_item(Goodbye(count + 2, "done", 20 + 3 + 1, {"spool_full": 3}, 0.0))
+    core.apply(core.run.admitted(core.run.intake.admit(session, [encode_item(Hole(count + 1, count + 1, 21)), bye])))
+    assert list(core.run.accounts.discrepancies(complete=False)) == []
+    assert core.run.rows()[0].dropped == "1 journal_lost"

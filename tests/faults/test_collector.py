@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.faults.conftest import Site
 from tests.faults.proxy import Proxy
-from tests.support import SOON, verified, wait_for
+from tests.support import wait_for
 
 from rankd.collector.cli import main
 from rankd.collector.entries import Checkpoint, decode_entry
@@ -233,23 +233,6 @@ def test_a_log_that_was_emptied_and_cannot_be_made_again(site: Site) -> None:
     ranks.ended()
     assert collector.ended()[0] == 0, collector.said()
     assert "bytes of the log are missing there" in collector.said()
-
-
-def test_power_failure_of_its_node(site: Site) -> None:
-    """The end of the journal is gone although it was acknowledged: what is left is whole, and the ranks are told."""
-    collector = site.collector(lost_after=1.0, linger=SOON)
-    ranks = site.job.start(range(2), 2, last=10_000, section={"exit_timeout": 0.5})
-    wait_for(lambda: site.lines() > 200)
-    collector.kill()
-    (segment,) = journal_of(site).iterdir()
-    os.truncate(segment, segment.stat().st_size // 2)
-    collector.start()
-    wait_for(lambda: ranks.said().count("refuses this rank") == 2)
-    site.job.finish()
-    ranks.ended()
-    collector.ends(1)
-    assert "is missing, got" in collector.said()
-    verified(site.output)
 
 
 def journal_of(site: Site) -> Path:

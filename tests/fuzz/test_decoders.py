@@ -57,6 +57,7 @@ from rankd.collector.protocol.wire import (
     Gap,
     Goodbye,
     Hello,
+    Hole,
     Note,
     Refused,
     Report,
@@ -101,6 +102,7 @@ ITEMS = (
     Note(4, 3, 2, "exception", "RuntimeError: \x1b]0;x\x07", 1.0),
     Gap(5, "spool_full", 12, (3, 1), (4, None)),
     Goodbye(6, "done", 12, {"spool_full": 3}, 9.0),
+    Hole(9, 7, 12, (4, None)),
 )
 RAWS = tuple(encode_item(item, {NAMES: 1}) for item in ITEMS)
 MESSAGES = (

@@ -1,0 +1,223 @@
+"""Segments of the journal go only when what was made of them is on the disk: what a power failure leaves is whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support import verified, wait_for, whole_log
+
+from rankd.collector.config import RankdConfig
+from rankd.collector.entries import Entry
+from rankd.collector.journal import segments
+from rankd.collector.ledger import Ledger
+from rankd.collector.patience import PatientWriting
+from rankd.collector.place import JOURNAL
+from rankd.collector.protocol.records import NameTable
+from rankd.collector.sinks.parts import parts_of
+from rankd.collector.sinks.sink import Off
+from rankd.collector.syncing import Syncing
+
+from .streams import training
+from .written import entries_of
+
+NAMES = NameTable(tuple(f"decoder.layers.{i}.self_attention.linear_qkv.weight" for i in range(12)))
+
+
+class Disk:
+    """What of `output` is on the disk: bytes and names that were synced; and what would be there, as images.
+
+    Args:
+        images: a directory; each time a segment has been removed, what a power failure would leave goes there.
+    """
+
+    def __init__(self, output: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.output = output
+        self.images = images
+        self.calls: list[tuple[str, Path]] = []
+        self.threads: set[str] = set()
+        self._bytes: dict[int, int] = {}
+        self._names: dict[int, dict[str, int]] = {}
+        self._lock = threading.Lock()
+        self._fsync, self._unlink = os.fsync, Path.unlink
+        monkeypatch.setattr(os, "fsync", self.fsync)
+        monkeypatch.setattr(os, "fdatasync", self.fsync)
+        monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: self.unlink(path, missing_ok=missing_ok))
+
+    def fsync(self, fd: int) -> None:
+        """The real one, noted."""
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        found = os.fstat(fd)
+        names = {entry.name: entry.inode() for entry in os.scandir(path)} if path.is_dir() else None
+        self._fsync(fd)
+        with self._lock:
+            self.calls.append(("fsync", path))
+            self.threads.add(threading.current_thread().name)
+            if names is None:
+                self._bytes[found.st_ino] = found.st_size
+            else:
+                self._names[found.st_ino] = names
+
+    def unlink(self, path: Path, *, missing_ok: bool) -> None:
+        """The real one, noted."""
+        self._unlink(path, missing_ok=missing_ok)
+        with self._lock:
+            self.calls.append(("unlink", path))
+        if path.suffix == ".journal":
+            with self._lock:
+                self._copy(self.output, self.images / str(len(list(self.images.iterdir()))), path)
+
+    def _copy(self, directory: Path, to: Path, gone: Path) -> None:
+        """What is on the disk of it, but for the segments up to this one: a removal may be there at once."""
+        to.mkdir()
+        now = {entry.inode(): entry.path for entry in os.scandir(directory)}
+        for name, inode in self._names.get(directory.stat().st_ino, {}).items():
+            there = now.get(inode)
+            if there is None or (name.endswith(".journal") and name <= gone.name):
+                continue
+            if os.path.isdir(there):  # noqa: PTH112 - a path of scandir
+                self._copy(Path(there), to / name, gone)
+            else:
+                (to / name).write_bytes(Path(there).read_bytes()[: self._bytes.get(inode, 0)])
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """Watches tmp_path/out."""
+    (tmp_path / "images").mkdir()
+    return Disk(tmp_path / "out", tmp_path / "images", monkeypatch)
+
+
+def ledger_of(output: Path, *, keep: int | None = 0, **section: object) -> Ledger:
+    """A ledger with small segments and, as a rule, rotated logs."""
+    more = {"logs": {"rotate_size": "64KiB"}, "outputs": [{"type": "jsonl"}], **section}
+    mapping = {"output": str(output), "journal": {"segment_size": "4KiB", "keep": keep}, **more}
+    output.mkdir(exist_ok=True)
+    return Ledger(RankdConfig.from_mapping(mapping), output / JOURNAL, Off(), PatientWriting(output, lambda: None))
+
+
+def entries(ranks: int = 3, steps: int = 60) -> list[Entry]:
+    """Of a whole run."""
+    return entries_of([training(rank, ranks, steps=range(1, steps + 1), names=NAMES) for rank in range(ranks)])
+
+
+def fed(ledger: Ledger, some: list[Entry], output: Path) -> None:
+    """Each entry; as often as a checkpoint is written, what it lets go of is waited for."""
+    journal = output / JOURNAL
+
+    def is_tidy() -> bool:
+        ledger.commit([])
+        return len(segments(journal)) <= 3
+
+    before = len(segments(journal))
+    for entry in some:
+        ledger.commit([entry])
+        if len(segments(journal)) > before:
+            wait_for(is_tidy)
+            before = len(segments(journal))
+
+
+def test_what_a_power_failure_leaves_is_whole_whenever_a_segment_goes(disk: Disk) -> None:
+    """Logs, closed parts, and what the rest of the journal needs are on the disk before: a restart on no more than that
+    makes logs that `rankd verify` finds nothing in, and goes on.
+    """
+    everything = entries()
+    ledger = ledger_of(disk.output)
+    fed(ledger, everything, disk.output)
+    ledger.close()
+    whole = verified(disk.output)
+    assert not any("journal has lost" in note for note in whole.notes)
+    images = sorted(disk.images.iterdir(), key=lambda path: int(path.name))
+    assert len(images) > 3
+    assert any(parts_of(image / "merged.log") for image in images)
+    for image in images:
+        again = ledger_of(image)
+        again.close()
+        verified(image)
+        text = whole_log(image / "merged.log")
+        assert text
+        assert whole_log(disk.output / "merged.log").startswith(text)
+        lines = (image / "records.jsonl").read_bytes()
+        assert (disk.output / "records.jsonl").read_bytes().startswith(lines)
+
+
+def test_each_log_is_synced_between_a_checkpoint_and_the_removal_behind_it(disk: Disk) -> None:
+    """In this order, on another thread than the collector's; so are the segments that stay, and the directories."""
+    ledger = ledger_of(disk.output, logs={}, outputs=[])
+    fed(ledger, entries(ranks=2, steps=40), disk.output)
+    ledger.close()
+    first = next(i for i, (call, path) in enumerate(disk.calls) if call == "unlink" and path.suffix == ".journal")
+    synced = {path.relative_to(disk.output) for call, path in disk.calls[:first] if disk.output in path.parents}
+    assert {Path("merged.log"), Path("rank_0/monitor.log"), Path("rank_1/monitor.log")} < synced
+    assert {Path("rank_0"), Path("rank_1"), JOURNAL, JOURNAL.parent} < synced
+    assert any(path.suffix == ".journal" for path in synced)
+    assert ("fsync", disk.output) in disk.calls[:first]
+    assert disk.threads == {"rankd-sync"}
+
+
+def test_without_keep_nothing_is_synced_and_no_thread_runs(disk: Disk) -> None:
+    """It costs nothing where no segment is deleted."""
+    ledger = ledger_of(disk.output, keep=None, logs={})
+    for entry in entries():
+        ledger.commit([entry])
+    assert len(segments(disk.output / JOURNAL)) > 4
+    assert [call for call in disk.calls if call[0] == "fsync"] == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "rankd-sync"]
+    ledger.close()
+
+
+def test_a_disk_that_fails_keeps_the_journal(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody knows what was lost then, and a later call may say that all is well: so no segment goes any more."""
+    failed: list[str] = []
+
+    def failing(fd: int) -> None:
+        path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        if path.endswith("rank_1/monitor.log") and not failed:
+            failed.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        disk.fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    ledger = ledger_of(disk.output, logs={})
+    everything = entries()
+    for number, entry in enumerate(everything):
+        ledger.commit([entry])
+        if number == len(everything) // 2:
+            wait_for(lambda: "no more segments" in caplog.text)
+    count = len(segments(disk.output / JOURNAL))
+    ledger.close()
+    assert failed == [str(disk.output / "rank_1" / "monitor.log")]
+    assert f"{failed[0]} cannot be put on the disk (Input/output error)" in caplog.text
+    assert int(segments(disk.output / JOURNAL)[0].stem) == 1
+    assert count > 4
+
+
+def test_a_log_that_did_not_grow_is_not_synced_again(tmp_path: Path, disk: Disk) -> None:
+    """Of a thousand ranks few may be at work."""
+    journal = disk.output / JOURNAL
+    journal.mkdir(parents=True)
+    one, two = disk.output / "one.log", disk.output / "two.log"
+    one.write_bytes(b"1")
+    two.write_bytes(b"2")
+    syncing = Syncing(disk.output, journal)
+    for sizes in ({one: 1, two: 1}, {one: 1, two: 2}):
+        syncing.ask(0, sizes)
+        wait_for(lambda: syncing.reached() is not None)
+    syncing.close()
+    assert disk.calls.count(("fsync", one)) == 1
+    assert disk.calls.count(("fsync", two)) == 2
+    assert disk.calls.count(("fsync", disk.output)) == 1
+    assert disk.calls.count(("fsync", tmp_path)) == 1
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """Each ledger has ended its own."""
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "rankd-sync"]
