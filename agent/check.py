@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..collector.protocol.ranges import ranges
+from ..collector.protocol.ranges import ranges, span
 from .about import effective
 from .alerts import described
 from .config import AgentConfig, Filter
@@ -387,7 +387,7 @@ def _profiler(config: AgentConfig, shape: Shape, facts: Facts) -> ProfilerOutloo
     size = next((text for most, text in _CLASSES if points <= most), _HUGE)
     directory = next((place.path for place in facts.places if place.key == "profiler.output_path"), "profile")
     count = profiler.step_count
-    steps = f"{profiler.start_step}..{profiler.end_step} ({count} {'step' if count == 1 else 'steps'})"
+    steps = f"{span(profiler.start_step, profiler.end_step)} ({count} {'step' if count == 1 else 'steps'})"
     if shape.steps is not None and profiler.start_step > shape.steps:
         steps += f", never reached: the training has {shape.steps} steps"
     return ProfilerOutlook(ranges(ranks) or "none", steps, profiler.level.value, f"{directory}/rank_N", size)

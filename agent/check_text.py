@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..collector.protocol.ranges import ranges
+from ..collector.protocol.ranges import ranks_text
 from .check import FilterMatch, Report, human_bytes
 from .estimate import Amount, Estimate, Row, Shape
 
@@ -76,8 +76,7 @@ def _recorded(report: Report) -> Iterator[str]:
     if amount is None:
         return
     shape = report.shape
-    who = "rank 0" if shape.world_size == 1 else f"ranks {ranges(range(shape.world_size))}"
-    yield f"by {who}; {_micro_steps(shape)} a step, {_steps(shape)}"
+    yield f"by {ranks_text(range(shape.world_size))}; {_micro_steps(shape)} a step, {_steps(shape)}"
     for line in report.assumed:
         yield f"assumed, because not given: {line}"
     yield ""

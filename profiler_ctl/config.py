@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ..collector.protocol.ranges import span
 from ..collector.settings import (
     Misfit,
     Settings,
@@ -110,7 +111,7 @@ class ProfilerConfig(Settings):
             if outside:
                 found.append(
                     f"{self.dotted}.profiler_rank: {_listed(outside)} not in this job of {world_size} ranks "
-                    f"(0 to {world_size - 1}); ignored"
+                    f"({span(0, world_size - 1)}); ignored"
                 )
         if self.profiler_level not in _LEVELS:
             found.append(

@@ -14,7 +14,6 @@ from rankd.agent.check import Facts, Place, Report, examine, human_bytes, neares
 from rankd.agent.check_text import render
 from rankd.agent.config import AgentConfig
 from rankd.agent.estimate import Shape
-from rankd.collector.protocol.ranges import ranges
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
@@ -114,7 +113,7 @@ def test_the_report_as_json() -> None:
     """For machines the whole report is there, and nothing in it that JSON cannot hold."""
     mapping = report(FULL, Shape(2, 4, 100, 1.0, NAMES)).to_mapping()
     assert json.loads(json.dumps(mapping))["status"] == 0
-    assert mapping["no_effect"] == ("profiler.profiler_rank: rank 9 is not in this job of 2 ranks (0 to 1); ignored",)
+    assert mapping["no_effect"] == ("profiler.profiler_rank: rank 9 is not in this job of 2 ranks (0-1); ignored",)
 
 
 def test_a_filter_that_matches_nothing_is_an_error_with_the_nearest_names() -> None:
@@ -314,11 +313,11 @@ def test_a_profiler_window_that_is_never_reached_is_told() -> None:
     """`start_step` behind the last step of the training."""
     found = report("profiler: {enable_profiling: True, start_step: 50, end_step: 51}", Shape(steps=20)).profiler
     assert found is not None
-    assert found.steps == "50..51 (2 steps), never reached: the training has 20 steps"
+    assert found.steps == "50-51 (2 steps), never reached: the training has 20 steps"
 
 
 def test_numbers_for_people() -> None:
-    """Bytes in powers of 1,000 with three digits; ranks as ranges."""
+    """Bytes in powers of 1,000 with three digits."""
     assert [human_bytes(n) for n in (0, 999, 1_000, 1.5e6, 999_499, 999_600, 2e12, 5e15)] == [
         "0 B",
         "999 B",
@@ -329,4 +328,3 @@ def test_numbers_for_people() -> None:
         "2 TB",
         "5,000 TB",
     ]
-    assert [ranges(r) for r in ([], [3], [0, 1, 2, 7, 9, 10])] == ["", "3", "0..2, 7, 9..10"]

@@ -85,7 +85,7 @@ def test_ranks_at_one_place_are_one_group() -> None:
     _, answer = stacks.asked("stacks.found", {}, now)
     assert [(g["ranks"], g["from"], g["to"], g["text"]) for g in answer["groups"]] == [
         ("3", (6, 2), (6, 2), "load\\u001b[2J"),
-        ("0..2", (6, 2), (7, 2), "reduce"),
+        ("0-2", (6, 2), (7, 2), "reduce"),
     ]
     assert (answer["waiting"], answer["gone"]) == ([], [])
 
