@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..collector.protocol.ranges import ranges, span
+from ..collector.protocol.wording import counted
 from .about import effective
 from .alerts import described
 from .config import AgentConfig, Filter
@@ -174,7 +175,7 @@ def training_of(
     assumed = []
     if world_size is None:
         world_size = _product(mapping, "parallelism", "tensor_parallel", "pipeline_parallel", "context_parallel")
-        assumed.append(f"--world-size: {world_size} {'rank' if world_size == 1 else 'ranks'}")
+        assumed.append(f"--world-size: {counted(world_size, 'rank')}")
     if micro_steps is None:
         micro_steps = _accumulation(mapping, world_size)
         if micro_steps is None:
@@ -270,7 +271,7 @@ def _unmatched(filters: Sequence[FilterMatch], names: Sequence[str]) -> Iterator
         if match.filter is not None and not match.names:
             near = nearest_parts(match.filter, names)
             hint = f"; the nearest: {', '.join(near)}" if near else ""
-            yield f'{match.key}: "{match.filter}" matches none of the {match.of} trainable parameters{hint}'
+            yield f'{match.key}: "{match.filter}" matches none of the {counted(match.of, "trainable parameter")}{hint}'
 
 
 def nearest_parts(text: str, names: Sequence[str]) -> list[str]:
@@ -329,9 +330,10 @@ def _disk(shape: Shape, amount: Estimate, places: Sequence[Place]) -> Iterator[s
     if output is None or output.free is None or shape.steps is None:
         return
     needed = amount.disk * shape.steps
+    steps = counted(shape.steps, "step needs", "steps need")
     if needed > output.free:
         yield (
-            f"{output.key}: {output.path} has {human_bytes(output.free)} free, and {shape.steps} steps need about "
+            f"{output.key}: {output.path} has {human_bytes(output.free)} free, and {steps} about "
             f"{human_bytes(needed)}; record less often or fewer names, make room, or set rankd.journal.keep"
         )
 
@@ -387,9 +389,9 @@ def _profiler(config: AgentConfig, shape: Shape, facts: Facts) -> ProfilerOutloo
     size = next((text for most, text in _CLASSES if points <= most), _HUGE)
     directory = next((place.path for place in facts.places if place.key == "profiler.output_path"), "profile")
     count = profiler.step_count
-    steps = f"{span(profiler.start_step, profiler.end_step)} ({count} {'step' if count == 1 else 'steps'})"
+    steps = f"{span(profiler.start_step, profiler.end_step)} ({counted(count, 'step')})"
     if shape.steps is not None and profiler.start_step > shape.steps:
-        steps += f", never reached: the training has {shape.steps} steps"
+        steps += f", never reached: the training has {counted(shape.steps, 'step')}"
     return ProfilerOutlook(ranges(ranks) or "none", steps, profiler.level.value, f"{directory}/rank_N", size)
 
 

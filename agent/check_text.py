@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..collector.protocol.ranges import ranks_text
+from ..collector.protocol.wording import counted
 from .check import FilterMatch, Report, human_bytes
 from .estimate import Amount, Estimate, Row, Shape
 
@@ -39,11 +40,8 @@ def render(report: Report, *, everything: bool = False) -> str:
 
 
 def _verdict(report: Report) -> str:
-    def count(number: int, word: str) -> str:
-        return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-    counted = f"{count(len(report.errors), 'error')}, {count(len(report.warnings), 'warning')}"
-    return f"{report.source}: {'not usable' if report.errors else 'usable'} ({counted})"
+    found = f"{counted(len(report.errors), 'error')}, {counted(len(report.warnings), 'warning')}"
+    return f"{report.source}: {'not usable' if report.errors else 'usable'} ({found})"
 
 
 def _bullets(lines: Iterable[str]) -> list[str]:
@@ -67,7 +65,7 @@ def _settings(report: Report, everything: bool) -> list[str]:
         if everything or setting.written or not setting.key.startswith(("rankd.", "monitor_config.", "profiler."))
     ]
     left_out = len(report.settings) - len(rows)
-    more = [f"  ({left_out} more defaults: -v)"] if left_out else []
+    more = [f"  ({counted(left_out, 'more default')}: -v)"] if left_out else []
     return [*_table(rows), *more] if rows else more
 
 
@@ -76,7 +74,8 @@ def _recorded(report: Report) -> Iterator[str]:
     if amount is None:
         return
     shape = report.shape
-    yield f"by {ranks_text(range(shape.world_size))}; {_micro_steps(shape)} a step, {_steps(shape)}"
+    who = ranks_text(range(shape.world_size))
+    yield f"by {who}; {counted(shape.micro_steps, 'micro-step')} a step, {_steps(shape)}"
     for line in report.assumed:
         yield f"assumed, because not given: {line}"
     yield ""
@@ -92,11 +91,7 @@ def _recorded(report: Report) -> Iterator[str]:
 
 
 def _steps(shape: Shape) -> str:
-    return "steps not known" if shape.steps is None else f"{shape.steps} steps"
-
-
-def _micro_steps(shape: Shape) -> str:
-    return "1 micro-step" if shape.micro_steps == 1 else f"{shape.micro_steps} micro-steps"
+    return "steps not known" if shape.steps is None else counted(shape.steps, "step")
 
 
 def _row(row: Row) -> tuple[str, ...]:
@@ -113,7 +108,7 @@ def _sums(amount: Estimate, shape: Shape) -> Iterator[str]:
     spans: list[tuple[str, float]] = [("a step", 1.0), (f"an hour at {shape.step_seconds:g} s a step", 0.0)]
     spans[1] = (spans[1][0], _HOUR / shape.step_seconds)
     if shape.steps is not None:
-        spans.append((f"all {shape.steps} steps", float(shape.steps)))
+        spans.append(("its step" if shape.steps == 1 else f"all {shape.steps} steps", float(shape.steps)))
     head = ("all ranks together", "records", "lines", "on disk")
     rows = [(what, *_sum(amount.step, times), human_bytes(amount.disk * times)) for what, times in spans]
     yield from _table([head, *rows], 1)

@@ -14,6 +14,7 @@ from typing import Any
 from .protocol.checks import MAX_ENTRIES
 from .protocol.records import Position
 from .protocol.wire import Goodbye, Hello
+from .protocol.wording import counted
 
 __all__ = ["DONE", "Account", "Accounts", "ProcessAccount", "Row", "account_table"]
 
@@ -179,12 +180,16 @@ class Accounts:
             if process.produced is not None and process.dropped is not None:
                 dropped = sum(process.dropped.values())
                 if process.produced != process.received + dropped:
-                    expected = f"{process.produced - dropped} records in the journal, as its goodbye says"
+                    expected = f"{counted(process.produced - dropped, 'record')} in the journal, as its goodbye says"
                     yield who, f"{expected} ({process.produced} produced, {dropped} dropped)", str(process.received)
                 if (gaps := dict(process.gaps)) != dict(process.dropped):
                     yield who, f"gaps of {_causes(process.dropped)} records, as its goodbye says", _causes(gaps)
             if (complete and process.written != process.received) or process.written > process.received:
-                yield who, f"{process.received} records in the logs, as the journal has them", str(process.written)
+                yield (
+                    who,
+                    f"{counted(process.received, 'record')} in the logs, as the journal has them",
+                    str(process.written),
+                )
 
     def rows(self, state: Callable[[int], str], expected: Mapping[int, int]) -> Iterator[Row]:
         """The table by rank, then in the order in which the processes came.

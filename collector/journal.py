@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .protocol.errors import JournalError
+from .protocol.wording import counted
 
 __all__ = [
     "MAGIC",
@@ -255,7 +256,7 @@ class Journal:
                 )
         if torn := paths[-1].stat().st_size - end:
             # A crash in mid-write leaves less than one write; more than that is damage, and somebody should know.
-            log.warning("%s: the %d bytes from byte %d on are no whole entry, and are cut", paths[-1], torn, end)
+            log.warning("%s: cutting %s from byte %d on, no whole entry", paths[-1], counted(torn, "byte"), end)
         self._resume(paths[-1], end)
 
     @staticmethod

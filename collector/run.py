@@ -20,6 +20,7 @@ from .protocol.errors import JournalError
 from .protocol.messages import Facts
 from .protocol.records import Comment, Position, RankBlock
 from .protocol.wire import Block, Gap, Goodbye, Note, Table, decode_item
+from .protocol.wording import counted
 
 __all__ = ["DONE", "HELD_BYTES", "RankState", "RankView", "Released", "Run"]
 
@@ -386,7 +387,8 @@ class Run:
             rank, text = self.first_failure
             yield Comment(None, "first_failure", f"rank {rank}: {text}")
         written, dropped = self.accounts.total_written(), self.accounts.total_dropped()
-        text = f"attempt {len(self.intake.attempts)}: {written} records of {len(self.ranks)} ranks, {dropped} dropped"
+        records = f"{counted(written, 'record')} of {counted(len(self.ranks), 'rank')}"
+        text = f"attempt {len(self.intake.attempts)}: {records}, {dropped} dropped"
         yield Comment(None, "end", text)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -441,7 +443,9 @@ def _comment(rank: int, item: Block | Note | Gap) -> Comment:
         return Comment(rank, item.kind, item.text)
     assert isinstance(item, Gap)
     first, last = (_where(*ends) for ends in (item.first, item.last))
-    return Comment(rank, "gap", f"{item.records} records from {first} to {last} are missing ({item.cause})")
+    lost = counted(item.records, "record")
+    are = "is" if item.records == 1 else "are"
+    return Comment(rank, "gap", f"{lost} from {first} to {last} {are} missing ({item.cause})")
 
 
 def _where(step: int, micro_step: int | None) -> str:

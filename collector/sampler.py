@@ -15,6 +15,7 @@ from .protocol.checks import MAX_STEP, check_int, shown
 from .protocol.errors import RankdError, RecordError
 from .protocol.messages import Facts
 from .protocol.steering import RATES, SAMPLE, Decide, Move, Ranks, Tell, sampled_text
+from .protocol.wording import counted
 
 __all__ = ["STATUS", "Sampler"]
 
@@ -92,7 +93,8 @@ class Sampler:
         first = max(rank.step for rank in connected) + self._lead(ranks)
         last = None if steps is None else first + steps - 1
         if max(first, last or 0) > MAX_STEP:
-            raise RankdError(f"{steps or 'all'} steps from {first} on go beyond {MAX_STEP}, the last there is")
+            what = "all steps" if steps is None else counted(steps, "step")
+            raise RankdError(f"{what} from step {first} on: that is beyond {MAX_STEP}, the last there is")
         self._number += 1
         self._tries += 1
         self._facts = {"number": self._number, "first": first, "last": last, **rates}

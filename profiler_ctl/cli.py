@@ -9,6 +9,7 @@ from typing import Any
 
 from ..collector.protocol.checks import printable
 from ..collector.protocol.ranges import ranks_text, steps_text
+from ..collector.protocol.wording import counted
 from . import requests
 from .agreement import Phase
 from .asked import ProfilerOptions
@@ -112,12 +113,11 @@ def _list(args: argparse.Namespace) -> int:
 
 def _say(session: Mapping[str, Any]) -> None:
     """One line."""
-    count = "1 step" if session["steps"] == 1 else f"{session['steps']} steps"
-    steps = steps_text(session["start"], session["end"]) if session["start"] else count
+    steps = steps_text(session["start"], session["end"]) if session["start"] else counted(session["steps"], "step")
     ranks = ranks_text([part["rank"] for part in session["parts"]])
     parts = [str(session["phase"]), steps, ranks, f"level {session['level']}"]
     if session["bytes"]:
-        parts.append(f"{session['bytes']} bytes")
+        parts.append(counted(session["bytes"], "byte"))
     why = f" ({session['reason']})" if session["reason"] else ""
     print(printable(f"{session['name']}: {', '.join(parts)}{why}", line=True), flush=True)
 
@@ -135,7 +135,7 @@ def _show(session: Mapping[str, Any]) -> None:
             said.append(f"{part.get('bytes', '?')} bytes{export}{covered}, {part['path']}")
         print(printable(", ".join(said), line=True))
     if len(session["parts"]) > _MOST_RANKS:
-        print(f"  … {len(session['parts']) - _MOST_RANKS} ranks more")
+        print(f"  … {counted(len(session['parts']) - _MOST_RANKS, 'rank')} more")
 
 
 def _summary(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from ..collector.protocol.checks import MAX_STEP
 from ..collector.protocol.errors import RankdError, RecordError
 from ..collector.protocol.ranges import parse_ranks, ranges, ranks_text
 from ..collector.protocol.steering import Decide, Move, Tell
+from ..collector.protocol.wording import counted
 from .agreement import Agreement, Phase
 from .asked import KIND, STATIC, Asked, Body, ProfilerOptions, Value, estimated_bytes, integer, text
 from .choosing import Choice, RankFacts
@@ -240,13 +241,15 @@ class Coordinator:
     def _limit(self, asked: Asked, ranks: tuple[int, ...]) -> str | None:
         demanded = [session for session in self.sessions.values() if session.name != STATIC]
         if self._limits.sessions is not None and len(demanded) >= self._limits.sessions:
-            return f"this run had {len(demanded)} sessions already, which is the limit (rankd.profile.sessions)"
+            return (
+                f"this run had {counted(len(demanded), 'session')} already, which is the limit (rankd.profile.sessions)"
+            )
         if self._limits.size is not None:
             used = sum(self.bytes_of(session) for session in self.sessions.values())
             more = estimated_bytes(asked.options, asked.steps, self.measured(asked.options)) * len(ranks)
             if used + more > self._limits.size:
                 return (
-                    f"the sessions of this run hold {used} bytes, and this one may need {more} more; "
+                    f"the sessions of this run hold {counted(used, 'byte')}, and this one may need {more} more; "
                     f"the limit is {self._limits.size} (rankd.profile.size)"
                 )
         return None
@@ -276,12 +279,12 @@ class Coordinator:
         done = [rank for rank, part in session.parts.items() if part.well]
         match session.phase:
             case Phase.PROPOSED:
-                what = f"{session.asked.steps} {'step' if session.asked.steps == 1 else 'steps'}"
+                what = counted(session.asked.steps, "step")
                 said = f"proposed to {ranks}: {what}, level {session.asked.options.level}"
             case Phase.COMMITTED:
                 said = f"{steps} on {ranks}"
             case Phase.DONE:
-                said = f"done: {steps} on {ranks}, {self.bytes_of(session)} bytes"
+                said = f"done: {steps} on {ranks}, {counted(self.bytes_of(session), 'byte')}"
             case _:
                 also = f"; done: {ranks_text(done)}" if done else ""
                 said = f"{session.phase.value}: {session.reason}{also}"

@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from ..collector.protocol.errors import ConfigError, ProfilerError, RecordError
 from ..collector.protocol.ranges import steps_text
+from ..collector.protocol.wording import counted
 from .agreement import UNKNOWN
 from .asked import KIND, STATIC, Asked, Body, ProfilerOptions, Value, estimated_bytes, integer, text
 from .config import ProfilerConfig
@@ -337,7 +338,7 @@ def _note(session: ProfilerSession) -> str:
     report = session.report
     name = "" if session.name == STATIC else f"{session.name}, "
     steps = steps_text(report.steps[0], report.steps[-1]) if report.steps else "no steps"
-    where = f", {report.bytes} bytes in {report.path}" if report.path else ""
+    where = f", {counted(report.bytes, 'byte')} in {report.path}" if report.path else ""
     took = f", export {report.seconds:.1f} s" if report.seconds is not None else ""
     covered = ", each step has events in the trace" if report.covered else ""
     why = f" ({report.reason})" if report.reason else ""

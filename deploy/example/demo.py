@@ -136,7 +136,7 @@ def show_tree(folder: Path, depth: int = 3, indent: str = "  ") -> None:
         else:
             files = [p for p in path.rglob("*") if p.is_file()]
             total = sum(p.stat().st_size for p in files)
-            print(f"{total:>12,} {indent}{path.name}/  ({len(files)} files)")
+            print(f"{total:>12,} {indent}{path.name}/  ({len(files)} {'file' if len(files) == 1 else 'files'})")
 
 
 def show_profile(logs: Path, section: dict[str, Any]) -> None:
