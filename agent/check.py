@@ -303,6 +303,7 @@ def _without_effect(mapping: Mapping[str, object], config: AgentConfig) -> Itera
 def _warnings(
     mapping: Mapping[str, object], config: AgentConfig, shape: Shape, amount: Estimate, facts: Facts
 ) -> Iterator[str]:
+    yield from config.warnings
     for place in facts.places:
         if place.temporary is not None:
             yield f"{place.key}: {place.path} lies in {place.temporary}, which is cleared; choose a lasting directory"

@@ -127,6 +127,18 @@ def test_a_filter_that_matches_nothing_is_an_error_with_the_nearest_names() -> N
     assert [(m.filter, len(m.names)) for m in found.filters] == [("self_atention.linear_qkv", 0), ("layernorm", 5)]
 
 
+def test_misspelt_sections_are_warnings() -> None:
+    """They count in the verdict, and are no errors: what is not ours may be the framework's."""
+    found = report("rankdd: {output: x}\nprofilers: {}\nmonitors: {}\nmonitor: {train_state: {local_loss: True}}")
+    assert (found.status, found.no_effect) == (0, ())
+    assert list(found.warnings) == [
+        "rankdd: not used by rankd; did you mean `rankd`?",
+        "profilers: not used by rankd; did you mean `profiler`?",
+        "monitors: not used by rankd; did you mean `monitor`?",
+    ]
+    assert render(found).endswith("usable (0 errors, 3 warnings)\n")
+
+
 def test_without_a_model_no_filter_is_judged() -> None:
     """Whether a filter matches is not known without the model, so it is no error."""
     assert report('monitor: {train_state: {local_norm: "no such name"}}').status == 0
