@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rankd.agent.check import Facts, Place, Report, examine, human_bytes, nearest_parts, training_of
+from rankd.agent.check import Facts, Place, Report, examine, nearest_parts, training_of
 from rankd.agent.check_text import render
 from rankd.agent.config import AgentConfig
-from rankd.agent.estimate import Shape
+from rankd.agent.estimate import Shape, human_bytes
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
@@ -78,6 +78,16 @@ monitor_config:
 """
 
 
+# The logs of a long training, in parts.
+ROTATED = """
+monitor: {train_state: {local_norm: True, local_loss: True}}
+rankd:
+  output: runs/exp_001
+  logs: {rotate_size: 64MiB, rotate_every: 1d, keep_parts: 3, keep_size: 4GiB, keep_for: 30d}
+  journal: {keep: 1GiB}
+"""
+
+
 def report(text: str, shape: Shape | None = None, facts: Facts = FACTS) -> Report:
     """The report about a YAML, for a shape or for the one that the YAML tells."""
     mapping = yaml.safe_load(text)
@@ -102,6 +112,7 @@ def report(text: str, shape: Shape | None = None, facts: Facts = FACTS) -> Repor
             ),
         ),
         ("nothing", "rankd: {output: runs/exp_001}", Shape(), FACTS),
+        ("rotated", ROTATED, Shape(8, 4, 100_000, 2.0, NAMES), FACTS),
     ],
 )
 def test_the_report_as_text(name: str, text: str, shape: Shape | None, facts: Facts) -> None:
@@ -179,6 +190,17 @@ def test_disk_that_will_not_do_is_told() -> None:
     (warning,) = report(text, Shape(steps=1_000), facts).warnings
     assert warning.startswith("rankd.output: out has 1 kB free, and 1000 steps need about ")
     assert report(text, Shape(), facts).warnings == ()
+
+
+def test_disk_that_will_do_because_older_parts_are_deleted() -> None:
+    """What `rankd.logs` and `rankd.journal.keep` leave is what needs room, not all that was ever written."""
+    shape = Shape(8, 4, 1_000_000, 1.0, NAMES)
+    facts = replace(FACTS, places=[Place("rankd.output", "out", None, 3_000_000_000)])
+    everything = "monitor: {train_state: {local_norm: True}}\nrankd: {output: out"
+    limited = ", logs: {rotate_size: 10MiB, keep_size: 100MiB}, journal: {keep: 0, segment_size: 1MiB}"
+    (warning,) = report(f"{everything}}}", shape, facts).warnings
+    assert warning.startswith("rankd.output: out has 3 GB free, and 1000000 steps need about ")
+    assert report(f"{everything}{limited}}}", shape, facts).warnings == ()
 
 
 def test_hidden_messages_and_temporary_output_are_told() -> None:
