@@ -68,6 +68,10 @@ class Shape(enum.Enum):
     LISTS = "lists"  # a list of values for each name
 
 
+# SPEC.md section 3: the order in which a block prints its metrics. The user's own scalars come last.
+_USER_PLACE = 100
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A kind of value: its name, its level (None: either), its shape, and its place within a block of the log."""
@@ -77,9 +81,12 @@ class Metric:
     shape: Shape
     place: int
 
+    @property
+    def known(self) -> bool:
+        """Whether rankd itself measures it; otherwise it is a scalar of the user's own."""
+        return self.place != _USER_PLACE
 
-# SPEC.md section 3: the order in which a block prints its metrics. The user's own scalars come last.
-_USER_PLACE = 100
+
 SUMMARY_FIELDS = ("loss", "global_loss", "step_time_ms", "lr", "grad_norm", "throughput")
 _KNOWN = {
     m.name: m
