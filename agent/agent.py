@@ -403,7 +403,7 @@ class Agent:
     def _start(self, who: Identity, total_steps: int | None, about: Mapping[str, object] | None) -> None:
         profiler = self._config.profiler
         if who.rank == 0:
-            for notice in (*self._config.notices, *profiler.warnings(who.world_size)):
+            for notice in (*self._config.warnings, *self._config.notices, *profiler.warnings(who.world_size)):
                 log.warning("%s", notice)
         where = lambda: (self._step, self._micro_step)  # noqa: E731
         delivery = Delivery(self._config.rankd, who, total_steps, facts(self._config, who, about), where)

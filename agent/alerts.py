@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ..collector.config import AlertConfig
 from ..collector.protocol.records import Frame
+from ..collector.protocol.wording import counted
 from .anomaly import Anomaly
 from .health import ANOMALY, name_of, place
 from .monitor import Remark
@@ -29,7 +30,7 @@ QUIET_STEPS = 100
 def described(alert: AlertConfig) -> str:
     """The line, for a person: `above 10`."""
     if alert.times is not None:
-        return f"above {alert.times:g} times the median of the last {alert.window} values"
+        return f"above {alert.times:g} times the median of the last {counted(alert.window, 'value')}"
     return f"above {alert.above:g}" if alert.above is not None else f"below {alert.below:g}"
 
 
@@ -99,9 +100,9 @@ class Alerts:
         name = name_of(frame, frame.values.index(crossing.value))
         text = f"{frame.metric} is {crossing.value:.6g}, {crossing.line}, at {place(step, micro_step)}"
         if name is not None:
-            text += f": {name} ({crossing.count} of {len(frame.values)} values)"
+            text += f": {name} ({crossing.count} of {counted(len(frame.values), 'value')})"
         if crossing.untold:
-            text += f"; {crossing.untold} more times since step {crossing.told_at}, not told"
+            text += f"; {counted(crossing.untold, 'more time')} since step {crossing.told_at}, not told"
         return Remark(ANOMALY, text, Anomaly(step, micro_step, self._rank, frame.metric, crossing.value, name, text))
 
 

@@ -12,11 +12,13 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..collector.protocol.ranges import ranges
+from ..collector.protocol.ranges import ranges, span
+from ..collector.protocol.wording import counted
 from .about import effective
 from .alerts import described
 from .config import AgentConfig, Filter
-from .estimate import Estimate, Shape, estimate
+from .estimate import Estimate, Shape, estimate, human_bytes
+from .retained import Retained, retained, retention_warnings
 from .upstream import KNOWN_VERSION, is_pynative, renamed
 
 __all__ = ["Facts", "FilterMatch", "Place", "ProfilerOutlook", "Report", "Setting", "examine", "training_of"]
@@ -106,6 +108,7 @@ class Report:
     shape: Shape = dataclasses.field(default_factory=Shape)
     assumed: tuple[str, ...] = ()
     estimate: Estimate | None = None
+    retained: Retained | None = None
     filters: tuple[FilterMatch, ...] = ()
     alerts: tuple[str, ...] = ()
     profiler: ProfilerOutlook | None = None
@@ -121,7 +124,7 @@ class Report:
         """The report as JSON holds it."""
         mapping = dataclasses.asdict(self)
         if self.estimate is not None:
-            mapping["estimate"]["complete"] = self.estimate.complete
+            mapping["estimate"] |= {"complete": self.estimate.complete, "disk": self.estimate.disk}
         return {"status": self.status, **mapping}
 
 
@@ -145,16 +148,18 @@ def examine(
     """
     filters = tuple(_filters(config, shape.names)) if shape.names is not None else ()
     amount = estimate(config, shape)
+    kept = retained(config.rankd, shape, amount)
     return Report(
         source,
         errors=tuple(_unmatched(filters, shape.names or ())),
-        warnings=tuple(_warnings(mapping, config, shape, amount, facts)),
+        warnings=tuple(_warnings(mapping, config, shape, amount, kept, facts)),
         no_effect=(*config.notices, *config.profiler.warnings(shape.world_size), *_without_effect(mapping, config)),
         renamed=tuple(renamed(mapping)),
         settings=tuple(_settings(mapping, config)),
         shape=shape,
         assumed=tuple(assumed),
         estimate=amount,
+        retained=kept,
         filters=filters,
         alerts=tuple(_alerts(config)),
         profiler=_profiler(config, shape, facts),
@@ -174,7 +179,7 @@ def training_of(
     assumed = []
     if world_size is None:
         world_size = _product(mapping, "parallelism", "tensor_parallel", "pipeline_parallel", "context_parallel")
-        assumed.append(f"--world-size: {world_size} {'rank' if world_size == 1 else 'ranks'}")
+        assumed.append(f"--world-size: {counted(world_size, 'rank')}")
     if micro_steps is None:
         micro_steps = _accumulation(mapping, world_size)
         if micro_steps is None:
@@ -270,7 +275,7 @@ def _unmatched(filters: Sequence[FilterMatch], names: Sequence[str]) -> Iterator
         if match.filter is not None and not match.names:
             near = nearest_parts(match.filter, names)
             hint = f"; the nearest: {', '.join(near)}" if near else ""
-            yield f'{match.key}: "{match.filter}" matches none of the {match.of} trainable parameters{hint}'
+            yield f'{match.key}: "{match.filter}" matches none of the {counted(match.of, "trainable parameter")}{hint}'
 
 
 def nearest_parts(text: str, names: Sequence[str]) -> list[str]:
@@ -300,13 +305,20 @@ def _without_effect(mapping: Mapping[str, object], config: AgentConfig) -> Itera
 
 
 def _warnings(
-    mapping: Mapping[str, object], config: AgentConfig, shape: Shape, amount: Estimate, facts: Facts
+    mapping: Mapping[str, object],
+    config: AgentConfig,
+    shape: Shape,
+    amount: Estimate,
+    kept: Retained,
+    facts: Facts,
 ) -> Iterator[str]:
+    yield from config.warnings
     for place in facts.places:
         if place.temporary is not None:
             yield f"{place.key}: {place.path} lies in {place.temporary}, which is cleared; choose a lasting directory"
     yield from _nothing_comes(mapping, amount)
-    yield from _disk(shape, amount, facts.places)
+    yield from _disk(shape, amount, kept, facts.places)
+    yield from retention_warnings(kept, shape, amount)
     yield from facts.hidden
     yield from _callback(mapping, facts)
     yield from _versions(config, facts.versions)
@@ -324,15 +336,18 @@ def _nothing_comes(mapping: Mapping[str, object], amount: Estimate) -> Iterator[
         )
 
 
-def _disk(shape: Shape, amount: Estimate, places: Sequence[Place]) -> Iterator[str]:
+def _disk(shape: Shape, amount: Estimate, kept: Retained, places: Sequence[Place]) -> Iterator[str]:
     output = next((place for place in places if place.key in ("rankd.output", "monitor_config.dump_path")), None)
     if output is None or output.free is None or shape.steps is None:
         return
-    needed = amount.disk * shape.steps
+    text, journal = (amount.merged + amount.step.text) * shape.steps, amount.step.journal * shape.steps
+    needed = min(text, kept.text_at_most or text) + min(journal, kept.journal_at_most or journal)
+    steps = counted(shape.steps, "step needs", "steps need")
     if needed > output.free:
         yield (
-            f"{output.key}: {output.path} has {human_bytes(output.free)} free, and {shape.steps} steps need about "
-            f"{human_bytes(needed)}; record less often or fewer names, make room, or set rankd.journal.keep"
+            f"{output.key}: {output.path} has {human_bytes(output.free)} free, and {steps} about "
+            f"{human_bytes(needed)}; record less often or fewer names, make room, or set rankd.journal.keep and "
+            "rankd.logs"
         )
 
 
@@ -387,16 +402,7 @@ def _profiler(config: AgentConfig, shape: Shape, facts: Facts) -> ProfilerOutloo
     size = next((text for most, text in _CLASSES if points <= most), _HUGE)
     directory = next((place.path for place in facts.places if place.key == "profiler.output_path"), "profile")
     count = profiler.step_count
-    steps = f"{profiler.start_step}..{profiler.end_step} ({count} {'step' if count == 1 else 'steps'})"
+    steps = f"{span(profiler.start_step, profiler.end_step)} ({counted(count, 'step')})"
     if shape.steps is not None and profiler.start_step > shape.steps:
-        steps += f", never reached: the training has {shape.steps} steps"
+        steps += f", never reached: the training has {counted(shape.steps, 'step')}"
     return ProfilerOutlook(ranges(ranks) or "none", steps, profiler.level.value, f"{directory}/rank_N", size)
-
-
-def human_bytes(count: float) -> str:
-    """`1.5 GB`, in powers of 1,000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1_000
-    return f"{count:.3g} TB" if count < 999.5 else f"{count:,.0f} TB"

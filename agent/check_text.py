@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..collector.protocol.ranges import ranges
-from .check import FilterMatch, Report, human_bytes
-from .estimate import Amount, Estimate, Row, Shape
+from ..collector.protocol.ranges import ranks_text
+from ..collector.protocol.wording import counted
+from .check import FilterMatch, Report
+from .estimate import Amount, Estimate, Row, Shape, human_bytes, human_size, human_time
+from .retained import Retained
 
 __all__ = ["render"]
 
@@ -24,6 +26,7 @@ def render(report: Report, *, everything: bool = False) -> str:
         ("Keys with another name in MindFormers", _bullets(report.renamed)),
         ("Settings in effect (* written in the file; the others are defaults)", _settings(report, everything)),
         ("What is recorded (estimates, on average)", _recorded(report)),
+        ("Text logs on the disk (rankd.logs; estimates, not compressed)", _kept(report.retained)),
         ("Parameters that the filters match", _filters(report.filters, everything)),
         ("Anomalies", report.alerts),
         ("Profiler", _profiler(report)),
@@ -39,11 +42,8 @@ def render(report: Report, *, everything: bool = False) -> str:
 
 
 def _verdict(report: Report) -> str:
-    def count(number: int, word: str) -> str:
-        return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-    counted = f"{count(len(report.errors), 'error')}, {count(len(report.warnings), 'warning')}"
-    return f"{report.source}: {'not usable' if report.errors else 'usable'} ({counted})"
+    found = f"{counted(len(report.errors), 'error')}, {counted(len(report.warnings), 'warning')}"
+    return f"{report.source}: {'not usable' if report.errors else 'usable'} ({found})"
 
 
 def _bullets(lines: Iterable[str]) -> list[str]:
@@ -67,7 +67,7 @@ def _settings(report: Report, everything: bool) -> list[str]:
         if everything or setting.written or not setting.key.startswith(("rankd.", "monitor_config.", "profiler."))
     ]
     left_out = len(report.settings) - len(rows)
-    more = [f"  ({left_out} more defaults: -v)"] if left_out else []
+    more = [f"  ({counted(left_out, 'more default')}: -v)"] if left_out else []
     return [*_table(rows), *more] if rows else more
 
 
@@ -76,8 +76,8 @@ def _recorded(report: Report) -> Iterator[str]:
     if amount is None:
         return
     shape = report.shape
-    who = "rank 0" if shape.world_size == 1 else f"ranks {ranges(range(shape.world_size))}"
-    yield f"by {who}; {_micro_steps(shape)} a step, {_steps(shape)}"
+    who = ranks_text(range(shape.world_size))
+    yield f"by {who}; {counted(shape.micro_steps, 'micro-step')} a step, {_steps(shape)}"
     for line in report.assumed:
         yield f"assumed, because not given: {line}"
     yield ""
@@ -93,11 +93,7 @@ def _recorded(report: Report) -> Iterator[str]:
 
 
 def _steps(shape: Shape) -> str:
-    return "steps not known" if shape.steps is None else f"{shape.steps} steps"
-
-
-def _micro_steps(shape: Shape) -> str:
-    return "1 micro-step" if shape.micro_steps == 1 else f"{shape.micro_steps} micro-steps"
+    return "steps not known" if shape.steps is None else counted(shape.steps, "step")
 
 
 def _row(row: Row) -> tuple[str, ...]:
@@ -114,12 +110,46 @@ def _sums(amount: Estimate, shape: Shape) -> Iterator[str]:
     spans: list[tuple[str, float]] = [("a step", 1.0), (f"an hour at {shape.step_seconds:g} s a step", 0.0)]
     spans[1] = (spans[1][0], _HOUR / shape.step_seconds)
     if shape.steps is not None:
-        spans.append((f"all {shape.steps} steps", float(shape.steps)))
+        spans.append(("its step" if shape.steps == 1 else f"all {shape.steps} steps", float(shape.steps)))
     head = ("all ranks together", "records", "lines", "on disk")
     rows = [(what, *_sum(amount.step, times), human_bytes(amount.disk * times)) for what, times in spans]
     yield from _table([head, *rows], 1)
     rest = "" if amount.complete else ", without the lines whose number is not known"
     yield f"(on disk: the text twice, by rank and merged, and the journal{rest})"
+
+
+def _kept(kept: Retained | None) -> Iterator[str]:
+    """What rotation and retention come to; nothing where no log is rotated."""
+    if kept is None or not kept.logs.rotates:
+        return
+    logs = kept.logs
+    size = None if logs.rotate_size is None else f"at {human_size(logs.rotate_size)}"
+    span = None if logs.rotate_every is None else f"after each {human_time(logs.rotate_every)}"
+    closed = " and ".join(each for each in (size, span) if each is not None)
+    how = "compressed (gzip)" if logs.compress == "gzip" else "not compressed"
+    yield f"merged.log and each rank's log: the file is closed {closed} and becomes a part, {how}"
+    yield f"kept of the parts: {', '.join(_limits(kept)) or 'all'}"
+    about = "about" if kept.whole else "at least"
+    took = "" if kept.seconds is None else f", in {human_time(kept.seconds)}"
+    amount = f"{human_bytes(kept.merged)} of merged.log, {human_bytes(kept.text)} of all text logs"
+    yield "nothing is compressed or deleted that came after the newest checkpoint of the journal; there is one each"
+    yield f"  {human_size(kept.segment)} of journal (rankd.journal.segment_size): {about} {amount}{took}"
+    if kept.text_at_most is not None:
+        yield f"all text logs together: about {human_bytes(kept.text_at_most)} at most, however long it trains"
+    elif any(_limits(kept)):
+        yield "all text logs together: not known, as long as the sums above leave something out"
+    journal = "all of it" if kept.journal_at_most is None else f"about {human_bytes(kept.journal_at_most)} at most"
+    yield f"the journal beside them: {journal} (rankd.journal.keep)"
+
+
+def _limits(kept: Retained) -> Iterator[str]:
+    logs = kept.logs
+    if logs.keep_parts is not None:
+        yield f"the newest {'one' if logs.keep_parts == 1 else logs.keep_parts} of each log"
+    if logs.keep_size is not None:
+        yield f"{human_size(logs.keep_size)} of all logs together"
+    if logs.keep_for is not None:
+        yield f"those whose last line is not older than {human_time(logs.keep_for)}"
 
 
 def _sum(step: Amount, times: float) -> tuple[str, str]:

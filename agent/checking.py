@@ -23,7 +23,7 @@ from . import adapters
 from .about import version_of
 from .check import Facts, Place, Report, examine, training_of
 from .check_text import render
-from .config import AgentConfig
+from .config import AgentConfig, section_warnings
 from .moe import discover
 from .norms import trainable_names
 
@@ -72,11 +72,12 @@ def run(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> Report:
     source = str(args.config)
     versions = _versions()
+    mapping: Mapping[str, object] = {}
     try:
         mapping = load_yaml(args.config)
         config = AgentConfig.from_mapping(mapping)
     except RankdError as e:
-        return Report(source, tuple(str(e).splitlines()), versions=versions)
+        return Report(source, tuple(str(e).splitlines()), section_warnings(mapping), versions=versions)
     shape, assumed = training_of(mapping, args.world_size, args.micro_steps, args.steps, args.step_seconds)
     errors: tuple[str, ...] = ()
     if args.model is not None:

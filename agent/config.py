@@ -27,6 +27,7 @@ from ..collector.settings import (
     list_of,
     load_yaml,
     misfit,
+    misspelt_sections,
     nearest,
     optional,
     setting,
@@ -43,6 +44,7 @@ __all__ = [
     "MonitorConfig",
     "OlderMonitorConfig",
     "TrainStateConfig",
+    "section_warnings",
 ]
 
 _NOT_OURS = "not used by rankd"
@@ -336,6 +338,7 @@ class AgentConfig:
         monitor_config: the older form; all defaults where its `monitor_on` is not true.
         max_logits: the callback of that name; None: there is none.
         qk_clip: the optimizer is Muon with `qk_clip_enabled`.
+        warnings: sections at the top that are none of ours and were probably meant to be, a line each. Print them too.
     """
 
     monitor: MonitorConfig = MonitorConfig()
@@ -345,6 +348,7 @@ class AgentConfig:
     monitor_config: OlderMonitorConfig = OlderMonitorConfig()
     max_logits: MaxLogitsConfig | None = None
     qk_clip: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def local_loss(self) -> bool:
@@ -395,14 +399,14 @@ class AgentConfig:
             *_monitor_notices(mapping, monitor),
             *_older_notices(mapping, older, rankd),
             *_callback_notices(callbacks),
-            *_section_notices(mapping),
         )
         if not older.monitor_on:
             older = OlderMonitorConfig()
         if older.dump_path is not None:
             rankd = dataclasses.replace(rankd, output=output_of(older.dump_path))
         max_logits = next((entry for entry in callbacks if isinstance(entry, MaxLogitsConfig)), None)
-        config = cls(monitor, profiler, rankd, notices, older, max_logits, _needs_qk_clip(mapping))
+        warnings = section_warnings(mapping)
+        config = cls(monitor, profiler, rankd, notices, older, max_logits, _needs_qk_clip(mapping), warnings)
         return dataclasses.replace(config, notices=(*notices, *_anomaly_notices(config)))
 
 
@@ -528,15 +532,9 @@ _OUR_NAMES = {
 }
 # Sections of MindFormers that look like ours and are not.
 _THEIR_NAMES = frozenset({"eval_callbacks"})
-# `moniter` must be found, and `train_dataset` must not be taken for `train_state`.
-_LIKENESS = 0.8
 
 
-def _section_notices(mapping: Mapping[str, object]) -> Iterator[str]:
+def section_warnings(mapping: Mapping[str, object]) -> tuple[str, ...]:
     """Sections at the top that look like ours: those are the framework's business only if nobody misspelt them."""
-    for name in mapping:
-        if not isinstance(name, str) or name in _THEIR_NAMES or _OUR_NAMES.get(name) == name:
-            continue
-        near = nearest(name, _OUR_NAMES, _LIKENESS)
-        if near is not None:
-            yield f"{name}: {_NOT_OURS}; did you mean `{_OUR_NAMES[near]}`?"
+    others = {name: section for name, section in mapping.items() if name not in _THEIR_NAMES}
+    return tuple(misspelt_sections(others, _OUR_NAMES))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..collector.config import RankdConfig
 from ..collector.protocol.messages import Report
+from ..collector.protocol.wording import counted
 from .about import own_collector
 from .commands import Commands
 from .discovery import ENDPOINT_VARIABLE, EndpointFinder
@@ -102,5 +103,7 @@ class Delivery:
         tidy(self._spool)
         self._leftovers.join(_LEFTOVERS_END)
         if left:
-            said = "%d items of rank %s were not acknowledged by the collector within %g s; %s"
-            log.warning(said, left, self._who.rank, self._config.exit_timeout, what_is_left(self._spool))
+            said = "the collector did not acknowledge %s of rank %s within %g s; %s"
+            log.warning(
+                said, counted(left, "item"), self._who.rank, self._config.exit_timeout, what_is_left(self._spool)
+            )

@@ -13,7 +13,7 @@ from ..collector.protocol.speclog import Renderer, merged_text
 from ..collector.protocol.wire import Block, encode_item
 from .config import AgentConfig
 
-__all__ = ["Amount", "Estimate", "Row", "Shape", "estimate"]
+__all__ = ["Amount", "Estimate", "Row", "Shape", "estimate", "human_bytes", "human_size", "human_time"]
 
 # Of typical length: a float32 loss as a float64, tokens of an expert, and a step in the middle of a long training.
 _LOSS, _NORM, _TOKENS, _LOGIT = 2.345678949356079, 0.012345, 1_024.0, 12.34
@@ -93,13 +93,24 @@ class Estimate:
     Attributes:
         rows: by metric.
         step: an average step of all ranks; without the rows whose number is not known.
-        disk: bytes that such a step leaves in the output directory: the text twice (rank logs and merged log), with
-            the prefixes of the merged log, and the journal.
+        prefix: bytes that merged.log has before each line.
     """
 
     rows: tuple[Row, ...]
     step: Amount
-    disk: float
+    prefix: int
+
+    @property
+    def merged(self) -> float:
+        """Bytes of merged.log in such a step."""
+        return self.step.text + self.prefix * self.step.lines
+
+    @property
+    def disk(self) -> float:
+        """Bytes that such a step leaves in the output directory, before anything is compressed or deleted: the text
+        twice (rank logs and merged log), and the journal.
+        """
+        return self.step.text + self.merged + self.step.journal
 
     @property
     def complete(self) -> bool:
@@ -124,7 +135,7 @@ def estimate(config: AgentConfig, shape: Shape) -> Estimate:
             rank += row.amount
     step = rank.times(shape.world_size)
     prefix = len(merged_text(shape.world_size - 1, b"\n")) - 1
-    return Estimate(tuple(rows), step, 2 * step.text + prefix * step.lines + step.journal)
+    return Estimate(tuple(rows), step, prefix)
 
 
 def _losses(config: AgentConfig, shape: Shape, every: int) -> list[Row]:
@@ -211,3 +222,29 @@ def _row(
 def _when(every: int, unit: str, in_micro_step: bool = False) -> str:
     steps = f"every {unit}" if every == 1 else f"every {every} {unit}s"
     return f"each micro-step, {steps}" if in_micro_step else steps
+
+
+def human_bytes(count: float) -> str:
+    """`1.5 GB`, in powers of 1,000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1_000
+    return f"{count:.3g} TB" if count < 999.5 else f"{count:,.0f} TB"
+
+
+def human_size(count: float) -> str:
+    """`64 MiB` where that is all of it, as sizes are written in the configuration; otherwise as `human_bytes`."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        whole, rest = divmod(count, 1_024**power)
+        if whole and not rest:
+            return f"{whole:.0f} {unit}"
+    return human_bytes(count)
+
+
+def human_time(seconds: float) -> str:
+    """`1.5 h`, in the largest unit that is not more than it."""
+    for length, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.3g} s"

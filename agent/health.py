@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from ..collector.protocol.records import Frame
+from ..collector.protocol.wording import counted
 from .anomaly import Anomaly
 from .monitor import Measured, MicroBatch, Monitor, Pending, Remark, StepEnd
 
@@ -95,7 +96,7 @@ class NanCheck:
         value, name = values[wrong[0]], name_of(frame, wrong[0])
         text = f"{frame.metric} is {value} at {place(step, micro_step)}"
         if name is not None:
-            text += f": {name} ({len(wrong)} of {len(values)} are not finite)"
+            text += f": {name} ({len(wrong)} of {counted(len(values), 'value')} not finite)"
         return Remark(ANOMALY, text, Anomaly(step, micro_step, self._rank, frame.metric, value, name, text))
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from ..collector.protocol.checks import check_int
 from ..collector.protocol.errors import RecordError
 from ..collector.protocol.records import ExpertLayer, Frame, NameTable
+from ..collector.protocol.wording import counted
 from .monitor import NOTHING, Measured, MicroBatch, Monitor, Pending
 from .tensors import Place, Snapshot
 
@@ -93,8 +94,8 @@ def _cells(model: object) -> list[tuple[str, Any]]:
 def _warn_of_the_unknown(strange: Sequence[str], found: dict[ExpertLayer, Any]) -> None:
     if strange:
         log.warning(
-            "moe_monitor: %d modules with %s are not recorded, because their names say no layer: %s%s",
-            len(strange),
+            "moe_monitor: %s with %s not recorded, because the name says no layer: %s%s",
+            counted(len(strange), "module"),
             _COUNTER,
             strange[0],
             ", …" if len(strange) > 1 else "",

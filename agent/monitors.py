@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from ..collector.protocol.errors import ConfigError
+from ..collector.protocol.wording import counted
 from .alerts import Alerts
 from .config import AgentConfig
 from .health import Check, NanCheck, Watched
@@ -123,7 +124,8 @@ def _norms(config: AgentConfig, model: object) -> GradientNorms | None:
     for key in ("local_norm", "device_norm"):
         chosen = getattr(state, key)
         if chosen and not any(map(chosen.matches, names)):
-            log.warning("monitor.train_state.%s matches none of the %d trainable parameters", key, len(names))
+            of = counted(len(names), "trainable parameter")
+            log.warning("monitor.train_state.%s matches none of the %s", key, of)
     norms = NormMonitor(
         names,
         state.local_norm.matches if state.local_norm else None,

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..collector.protocol.errors import RecordError
 from ..collector.protocol.records import Frame, NameTable
+from ..collector.protocol.wording import counted
 from .monitor import Measured, MicroBatch, Monitor, Pending, StepEnd
 from .tensors import Place, is_array, lives_on_device
 
@@ -185,8 +186,9 @@ class NormMonitor:
             RecordError: not as many gradients as names, or something that is no gradient. Nothing has changed then.
         """
         if len(grads) != len(self._all_names):
+            given, wanted = counted(len(grads), "gradient"), counted(len(self._all_names), "parameter")
             raise RecordError(
-                f"{len(grads)} gradients for {len(self._all_names)} parameters; pass one for each of "
+                f"{given} for {wanted}; pass one for each of "
                 "model.trainable_params(), in that order, None where there is none"
             )
         slots = [slot for slot, index in enumerate(self._indices) if grads[index] is not None]

@@ -23,6 +23,7 @@ from ..collector.config import SpoolConfig
 from ..collector.protocol.about import OWN_COLLECTOR
 from ..collector.protocol.errors import ConfigError, ProtocolError
 from ..collector.protocol.wire import Hello
+from ..collector.protocol.wording import counted
 from .discovery import EndpointFinder
 from .link import LinkState, Timing
 from .outbox import Outbox
@@ -107,8 +108,8 @@ def deliver(
     finally:
         outbox.close()
     if left:
-        return Recovered(path, Fate.LEFT, f"{text}: {left} of {held} items were not taken; they stay in the file")
-    return Recovered(path, Fate.DELIVERED, f"{text}: {held} items delivered")
+        return Recovered(path, Fate.LEFT, f"{text}: {left} of {counted(held, 'item')} not taken, and left in the file")
+    return Recovered(path, Fate.DELIVERED, f"{text}: {counted(held, 'item')} delivered")
 
 
 def _send(

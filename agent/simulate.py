@@ -27,6 +27,7 @@ from ..collector.config import RankdConfig
 from ..collector.growing import GrowingFile
 from ..collector.protocol.errors import ConfigError, RankdError
 from ..collector.protocol.records import Frame, NameTable
+from ..collector.protocol.wording import counted
 from .agent import Agent
 from .config import AgentConfig
 
@@ -94,8 +95,10 @@ def run(args: argparse.Namespace) -> int:
     plan = _Plan(RankdConfig(), args.ranks, args.steps, args.micro_steps, args.params, args.rate)
     plan = replace(plan, rankd=_section(args, plan))
     processes = min(args.processes or os.cpu_count() or 1, plan.ranks)
-    print(f"{plan.ranks} ranks in {processes} processes: {plan.steps} steps of {plan.micro_steps} micro-steps, "
-          f"{plan.params} norms each, at {plan.rate or 'any number of'} micro-steps/s", flush=True)  # fmt: skip
+    ranks, places = counted(plan.ranks, "rank"), counted(processes, "process", "processes")
+    steps, micro_steps = counted(plan.steps, "step"), counted(plan.micro_steps, "micro-step")
+    print(f"{ranks} in {places}: {steps} of {micro_steps}, {counted(plan.params, 'norm')} each, "
+          f"at {plan.rate or 'any number of'} micro-steps/s", flush=True)  # fmt: skip
     follower = _Follower(plan)
     follower.start()
     pushed = _run_processes(plan, processes)
@@ -263,8 +266,8 @@ def _report(plan: _Plan, pushed: dict[_Key, float], seen: dict[_Key, float]) -> 
     if missing:
         rank, step, micro_step = min(missing)
         first = f"rank {rank} step {step} micro_step {micro_step}"
-        print(f"MISSING: {len(missing)} of {len(pushed)} blocks never came out, the first of them {first}; "
+        print(f"MISSING: {len(missing)} of {counted(len(pushed), 'block')} never came out, the first of them {first}; "
               f"see {plan.output / '.rankd' / 'collector.log'}")  # fmt: skip
         return 1
-    print(f"all {len(pushed)} blocks of {plan.ranks} ranks are in {plan.output / 'merged.log'}")
+    print(f"complete: {counted(len(pushed), 'block')} of {counted(plan.ranks, 'rank')} in {plan.output / 'merged.log'}")
     return 0

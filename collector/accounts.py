@@ -14,6 +14,7 @@ from typing import Any
 from .protocol.checks import MAX_ENTRIES
 from .protocol.records import Position
 from .protocol.wire import Goodbye, Hello
+from .protocol.wording import counted
 
 __all__ = ["DONE", "JOURNAL_LOST", "Account", "Accounts", "ProcessAccount", "Row", "account_table"]
 
@@ -226,7 +227,7 @@ class Accounts:
                     there = process.produced - dropped - process.lost
                     why = f"{process.produced} produced, {dropped} dropped"
                     why += f", {process.lost} lost" if process.holed else ""
-                    expected = f"{there} records in the journal, as its goodbye says ({why})"
+                    expected = f"{counted(there, 'record')} in the journal, as its goodbye says ({why})"
                     yield who, expected, str(process.received)
                 # Gaps may have been among what is lost.
                 gaps = dict(process.gaps)
@@ -234,7 +235,11 @@ class Accounts:
                 if too_many or (gaps != dict(process.dropped) and not process.holed):
                     yield who, f"gaps of {_causes(process.dropped)} records, as its goodbye says", _causes(gaps)
             if (complete and process.written != process.received) or process.written > process.received:
-                yield who, f"{process.received} records in the logs, as the journal has them", str(process.written)
+                yield (
+                    who,
+                    f"{counted(process.received, 'record')} in the logs, as the journal has them",
+                    str(process.written),
+                )
 
     def rows(self, state: Callable[[int], str], expected: Mapping[int, int]) -> Iterator[Row]:
         """The table by rank, then in the order in which the processes came.

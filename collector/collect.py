@@ -17,9 +17,11 @@ from .protocol.checks import printable
 from .protocol.errors import ConfigError, RankdError
 from .protocol.normlines import load_numpy
 from .server import Collector
-from .settings import load_yaml
+from .settings import load_yaml, misspelt_sections
 
 __all__ = ["add_arguments", "run"]
+
+_logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +79,8 @@ def _section(args: argparse.Namespace) -> dict[str, Any]:
         section = json.load(sys.stdin)
     elif args.config is not None:
         loaded = load_yaml(args.config)
+        for warning in misspelt_sections(loaded, {name: name for name in ("rankd", "monitor_config")}):
+            _logger.warning("%s", warning)
         section = loaded.get("rankd") or {}
         if isinstance(section, dict):
             section = {**_older_output(loaded.get("monitor_config")), **section}

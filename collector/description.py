@@ -16,7 +16,7 @@ import yaml
 from .intake import Session
 from .protocol.about import CONFIGURATION, unpack_text
 from .protocol.jsontext import parsed
-from .protocol.ranges import ranges
+from .protocol.ranges import parse_ranks, ranges, ranks_text
 from .run import Run
 
 __all__ = ["Writer", "describe", "readable"]
@@ -232,13 +232,13 @@ def _configuration_text(description: Mapping[str, Any]) -> list[str]:
         return ["Not told by any rank."]
     text = yaml.safe_dump(configuration, sort_keys=False, default_flow_style=None, width=120).rstrip()
     differing = description["configuration_differs_on_ranks"]
-    warning = [f"**Another configuration is in use on ranks {differing}.**"] if differing else []
+    warning = [f"**Another configuration is in use on {ranks_text(parse_ranks(differing))}.**"] if differing else []
     return [*warning, f"```yaml\n{text}\n```"]
 
 
 def _said(value: object) -> str:
     if isinstance(value, Mapping):
-        return "; ".join(f"{what} on ranks {ranks}" for what, ranks in value.items())
+        return "; ".join(f"{what} on {ranks_text(parse_ranks(ranks))}" for what, ranks in value.items())
     return _or_dash(value)
 
 

@@ -13,6 +13,7 @@ from .protocol.csvtext import CSV_HEAD, block_rows
 from .protocol.errors import RankdError
 from .protocol.jsonl import block_lines
 from .protocol.records import RankBlock
+from .protocol.wording import counted
 from .reading import chosen_blocks, missing_from
 from .rebuild import progress_line
 from .selection import Selection, selection_of
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if not count:
         print(f"note: {selection.nothing()}", file=sys.stderr)
     if args.to != "-":
-        print(f"{count} records: {args.to}")
+        print(f"{counted(count, 'record')}: {args.to}")
     return 0
 
 

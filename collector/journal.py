@@ -30,6 +30,7 @@ from typing import BinaryIO
 
 from .disk import sync_directory, sync_tree
 from .protocol.errors import JournalError
+from .protocol.wording import counted
 
 __all__ = [
     "MAGIC",
@@ -288,7 +289,7 @@ class Journal:
                 )
         if torn := paths[-1].stat().st_size - end:
             # A crash in mid-write leaves less than one write; more than that is damage, and somebody should know.
-            log.warning("%s: the %d bytes from byte %d on are no whole entry, and are cut", paths[-1], torn, end)
+            log.warning("%s: cutting %s from byte %d on, no whole entry", paths[-1], counted(torn, "byte"), end)
         self._resume(paths[-1], end)
 
     def _up_to_a_cut(self, paths: list[Path]) -> list[Path]:

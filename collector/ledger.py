@@ -16,6 +16,7 @@ from .fallbacks import Fallbacks
 from .journal import Journal
 from .outputs import sink_of
 from .patience import PatientWriting
+from .protocol.wording import counted
 from .run import Released, Run
 from .sinks.sink import Sink
 from .sinks.speclog import MERGED_LOG
@@ -130,7 +131,7 @@ class Ledger:
                 self._write(self.run.apply(entry, reference))
         self._sink.settle()
         if self.run.intake.sessions:
-            log.info("recovered %d sessions from the journal", len(self.run.intake.sessions))
+            log.info("recovered %s from the journal", counted(len(self.run.intake.sessions), "session"))
 
     def _can_start_from(self, payload: bytes) -> bool:
         """Not from a checkpoint that a log is shorter than (power failure, truncation): what is missing is rendered."""

@@ -17,6 +17,7 @@ from .protocol.errors import RankdError
 from .protocol.jsonl import record_object
 from .protocol.records import Record
 from .protocol.speclog import parse
+from .protocol.wording import counted
 from .selection import add_arguments as add_selection
 from .selection import selection_of
 from .sinks.parts import LogReader, layout_of, log_of_part
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     except OSError as e:
         raise RankdError(f"{e.filename}: {e.strerror}") from e
-    print(f"{count} records of {len(logs)} logs", file=sys.stderr)
+    print(f"{counted(count, 'record')} of {counted(len(logs), 'log')}", file=sys.stderr)
     return 0 if count else 1
 
 

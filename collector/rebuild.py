@@ -12,6 +12,7 @@ from pathlib import Path
 from .entries import Checkpoint
 from .memory import keep_freed_memory
 from .protocol.errors import RankdError
+from .protocol.wording import counted
 from .replay import Replay
 from .run import Released
 from .sinks.speclog import MERGED_LOG, SpecLogSink
@@ -38,8 +39,9 @@ def run(args: argparse.Namespace) -> int:
         replay = rebuild(args.output, args.into, show)
     if replay.tail.size:
         last = replay.segments[-1]
-        print(f"note: {last} ends with {replay.tail.size} bytes that are no whole entry; they were left out")
-    print(f"{replay.entries} entries of {len(replay.segments)} segments made again: {args.into / MERGED_LOG}")
+        print(f"note: {last} ends with {counted(replay.tail.size, 'byte')} of an unfinished entry, which is left out")
+    what = f"{counted(replay.entries, 'entry', 'entries')} of {counted(len(replay.segments), 'segment')}"
+    print(f"{what} made again: {args.into / MERGED_LOG}")
     return 0
 
 

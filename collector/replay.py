@@ -15,6 +15,7 @@ from .entries import Checkpoint, Entry, decode_entry
 from .journal import MAGIC, EntryReader, Tail, read_segment, reference, segment_of, segments, tail_of
 from .place import JOURNAL
 from .protocol.errors import JournalError, RankdError
+from .protocol.wording import counted
 from .run import Run
 
 __all__ = ["Located", "Replay", "show_nothing"]
@@ -137,6 +138,6 @@ class Replay:
         self.tail = tail_of(path, self._end)
         if path != self.segments[-1] and path.stat().st_size != self._end:
             raise JournalError(
-                f"{path}: byte {self.tail.offset}: expected a whole entry, found {self.tail.size} bytes that are none, "
-                "and later segments follow"
+                f"{path}: byte {self.tail.offset}: expected a whole entry, found "
+                f"{counted(self.tail.size, 'byte')} of something else, and later segments follow"
             )

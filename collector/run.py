@@ -21,6 +21,7 @@ from .protocol.errors import JournalError
 from .protocol.messages import Facts
 from .protocol.records import Comment, Position, RankBlock
 from .protocol.wire import Block, Gap, Goodbye, Hole, Item, Note, Table, decode_item
+from .protocol.wording import counted
 
 __all__ = ["DONE", "HELD_BYTES", "RankState", "RankView", "Released", "Run"]
 
@@ -299,10 +300,11 @@ class Run:
         lost = self.accounts.lost(session.number, session.attempt, hole.accepted)
         if lost == 0:
             return
-        count = "an unknown number of" if lost is None else lost
+        records = "an unknown number of records" if lost is None else counted(lost, "record")
+        are = "is" if lost == 1 else "are"
         after = "" if reached is None else f" after {_where(reached.step, reached.micro_step)}"
         until = "" if hole.last is None else f" up to {_where(*hole.last)}"
-        text = f"{count} records{after}{until} are missing ({JOURNAL_LOST})"
+        text = f"{records}{after}{until} {are} missing ({JOURNAL_LOST})"
         position = reached or Position(session.attempt, session.step or 1)
         if session.past or self._ordering.is_late(position.key):
             yield Comment(session.rank, "gap", text)
@@ -399,7 +401,9 @@ class Run:
             return Comment(rank, "gap", self._hole_texts.pop(_in_journal(held)))
         assert isinstance(item, Gap)
         first, last = (_where(*ends) for ends in (item.first, item.last))
-        return Comment(rank, "gap", f"{item.records} records from {first} to {last} are missing ({item.cause})")
+        are = "is" if item.records == 1 else "are"
+        lost = counted(item.records, "record")
+        return Comment(rank, "gap", f"{lost} from {first} to {last} {are} missing ({item.cause})")
 
     def _read(self, place: bytes) -> _Held:
         number, index, reference = _IN_JOURNAL.unpack(place)
@@ -428,7 +432,8 @@ class Run:
             rank, text = self.first_failure
             yield Comment(None, "first_failure", f"rank {rank}: {text}")
         written, dropped = self.accounts.total_written(), self.accounts.total_dropped()
-        text = f"attempt {len(self.intake.attempts)}: {written} records of {len(self.ranks)} ranks, {dropped} dropped"
+        records = f"{counted(written, 'record')} of {counted(len(self.ranks), 'rank')}"
+        text = f"attempt {len(self.intake.attempts)}: {records}, {dropped} dropped"
         if any(process.holed for process in self.accounts.processes):
             text += f", {self.accounts.total_lost()} lost"
         yield Comment(None, "end", text)

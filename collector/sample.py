@@ -9,8 +9,8 @@ from typing import Any
 from .asking import add_arguments as add_place
 from .asking import asker_of
 from .protocol.errors import RankdError
-from .protocol.ranges import ranges
-from .protocol.steering import SAMPLE
+from .protocol.ranges import ranks_text
+from .protocol.steering import SAMPLE, sampled_text
 from .sampler import STATUS
 
 __all__ = ["add_arguments", "run"]
@@ -45,11 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(answer: Mapping[str, Any]) -> str:
-    facts, confirmed, waiting = answer["facts"], answer["confirmed"], answer["waiting"]
-    given = ", ".join(
-        f"{name} {facts[name]}" for name in ("interval", "step_interval", "print_interval") if facts.get(name)
-    )
-    steps = f"from step {facts['first']} on" if facts["last"] is None else f"steps {facts['first']} to {facts['last']}"
-    ranks = f"{'ranks' if len(confirmed) != 1 else 'rank'} {ranges(confirmed) or 'none'}"
-    silent = f"; not confirmed by {ranges(waiting)}" if waiting else ""
-    return f"{steps}: {given or 'as configured'}; confirmed by {ranks}{silent}"
+    confirmed, waiting = answer["confirmed"], answer["waiting"]
+    ranks = ranks_text(confirmed) if confirmed else "no rank"
+    silent = f"; not confirmed by {ranks_text(waiting)}" if waiting else ""
+    return f"{sampled_text(answer['facts'])}; confirmed by {ranks}{silent}"

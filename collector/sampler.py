@@ -14,7 +14,8 @@ from typing import Any
 from .protocol.checks import MAX_STEP, check_int, shown
 from .protocol.errors import RankdError, RecordError
 from .protocol.messages import Facts
-from .protocol.steering import RATES, SAMPLE, Decide, Move, Ranks, Tell
+from .protocol.steering import RATES, SAMPLE, Decide, Move, Ranks, Tell, sampled_text
+from .protocol.wording import counted
 
 __all__ = ["STATUS", "Sampler"]
 
@@ -92,13 +93,14 @@ class Sampler:
         first = max(rank.step for rank in connected) + self._lead(ranks)
         last = None if steps is None else first + steps - 1
         if max(first, last or 0) > MAX_STEP:
-            raise RankdError(f"{steps or 'all'} steps from {first} on go beyond {MAX_STEP}, the last there is")
+            what = "all steps" if steps is None else counted(steps, "step")
+            raise RankdError(f"{what} from step {first} on: that is beyond {MAX_STEP}, the last there is")
         self._number += 1
         self._tries += 1
         self._facts = {"number": self._number, "first": first, "last": last, **rates}
         self._told, self._confirmed = {rank.rank for rank in connected}, set()
         tell = [Tell(rank.rank, SAMPLE, self._facts) for rank in connected]
-        return [Decide(SAMPLE, "newest", self._facts, _line(rates, first, last)), *tell]
+        return [Decide(SAMPLE, "newest", self._facts, sampled_text(self._facts)), *tell]
 
     def _lead(self, ranks: Ranks) -> int:
         """How many steps ahead no rank is when the command comes: more each time that it was not enough."""
@@ -127,9 +129,3 @@ def _checked(facts: Facts) -> tuple[Facts, int | None]:
         raise RankdError(str(e)) from None
     steps = facts.get("for_steps")
     return {name: facts.get(name) for name in RATES}, steps if isinstance(steps, int) else None
-
-
-def _line(rates: Facts, first: int, last: int | None) -> str:
-    given = ", ".join(f"{name} {value}" for name, value in rates.items() if value is not None)
-    until = "on" if last is None else f"to {last}"
-    return f"from step {first} {until}: {given or 'as configured'}"

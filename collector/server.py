@@ -39,6 +39,7 @@ from .profilefile import ProfileFile
 from .protocol.checks import printable
 from .protocol.errors import LimitError, ProtocolError, VersionError
 from .protocol.keys import RunKey
+from .protocol.ranges import ranks_text
 from .protocol.steering import SAMPLE, STACKS, Decide, Move, Part, Tell
 from .protocol.wire import (
     Ack,
@@ -449,7 +450,7 @@ class Collector:
     def _summary(self, status: int) -> str:
         lines = account_table(self._run.rows())
         if missing := self._run.missing():
-            lines.append(f"no goodbye from: {', '.join(map(str, missing))}")
+            lines.append(f"no goodbye from {ranks_text(missing)}")
         if self._left:
             paths = ", ".join(map(str, self._left))
             lines.append(f"not delivered: {paths}; the next start delivers them, or `rankd recover`")

@@ -47,6 +47,7 @@ __all__ = [
     "list_of",
     "load_yaml",
     "misfit",
+    "misspelt_sections",
     "nearest",
     "number",
     "optional",
@@ -66,6 +67,8 @@ MAX_SECONDS = 2_147_483.0
 MAX_SIZE = 2**40
 # Below this likeness a suggestion confuses more than it helps.
 _LIKENESS = 0.7
+# Of sections at the top: `moniter` must be found, and `train_dataset` must not be taken for `train_state`.
+_SECTION_LIKENESS = 0.8
 _MAX_KEY_SHOWN = 80
 
 
@@ -462,6 +465,23 @@ def nearest(word: str, known: Iterable[str], likeness: float = _LIKENESS) -> str
         return None
     found = difflib.get_close_matches(word.lower().replace("-", "_"), sorted(known), n=1, cutoff=likeness)
     return found[0] if found else None
+
+
+def misspelt_sections(mapping: Mapping[str, object], meant: Mapping[str, str]) -> Iterator[str]:
+    """A warning for each section at the top that is none of ours and looks like one: nothing in it has an effect.
+
+    It is no error: what rankd does not know may be the framework's.
+
+    Args:
+        meant: what may have been meant, and where in the file that belongs.
+    """
+    for name, section in mapping.items():
+        # A value of its own, such as `profile: True` of MindFormers, is no section.
+        if not isinstance(name, str) or meant.get(name) == name or isinstance(section, (str, int, float)):
+            continue
+        near = nearest(name, meant, _SECTION_LIKENESS)
+        if near is not None:
+            yield f"{name}: not used by rankd; did you mean `{meant[near]}`?"
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------

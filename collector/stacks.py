@@ -8,7 +8,7 @@ from typing import Any
 from .protocol.checks import check_text, printable, shown
 from .protocol.errors import RankdError, RecordError
 from .protocol.messages import Facts
-from .protocol.ranges import parse_ranks, ranges
+from .protocol.ranges import parse_ranks, ranges, ranks_text
 from .protocol.steering import STACKS, Move, Ranks, Tell
 
 __all__ = ["STACKS_FOUND", "StackRequests"]
@@ -101,5 +101,5 @@ def _wanted(given: object, ranks: Ranks) -> list[int]:
         raise RankdError(f"ranks: {e}") from None
     missing = sorted(chosen.difference(connected))
     if missing:
-        raise RankdError(f"not connected: ranks {ranges(missing)}; connected are {ranges(connected)}")
+        raise RankdError(f"not connected: {ranks_text(missing)}; connected are {ranges(connected)}")
     return sorted(chosen)

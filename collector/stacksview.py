@@ -8,7 +8,7 @@ from typing import Any
 
 from .asking import add_arguments as add_place
 from .asking import asker_of
-from .protocol.ranges import ranges
+from .protocol.ranges import ranks_text
 from .protocol.steering import STACKS
 from .stacks import STACKS_FOUND
 
@@ -33,11 +33,11 @@ def run(args: argparse.Namespace) -> int:
         print(group["text"])
     if answer["waiting"]:
         print(
-            f"no answer from {ranges(answer['waiting'])} within {args.wait:g} s: stopped, or something holds the "
+            f"no answer from {ranks_text(answer['waiting'])} within {args.wait:g} s: stopped, or something holds the "
             "interpreter lock there (py-spy, run on that machine, looks from outside)"
         )
     if answer["gone"]:
-        print(f"gone since: {ranges(answer['gone'])}")
+        print(f"gone since: {ranks_text(answer['gone'])}")
     return 1 if answer["waiting"] or answer["gone"] else 0
 
 

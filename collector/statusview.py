@@ -16,6 +16,7 @@ from .place import holder
 from .protocol.checks import printable
 from .protocol.errors import RankdError
 from .protocol.jsontext import parsed
+from .protocol.wording import counted
 from .status import STATUS
 
 __all__ = ["add_arguments", "run", "screen"]
@@ -119,7 +120,7 @@ def _head(status: dict[str, Any], now: float) -> list[str]:
     total = "?" if status["total_steps"] is None else status["total_steps"]
     pace = status["seconds_per_step"]
     about = status["collector"]
-    parts = [f"attempt {status['attempt']}", f"step {status['step']}/{total}", f"{status['world_size']} ranks"]
+    parts = [f"attempt {status['attempt']}", f"step {status['step']}/{total}", counted(status["world_size"], "rank")]
     if status["ended"]:
         parts.append("ended")
     elif pace is not None and about["alive"]:
@@ -127,7 +128,7 @@ def _head(status: dict[str, Any], now: float) -> list[str]:
         if status["expected_end"] is not None and status["step"] < status["total_steps"]:
             parts.append(f"ends {time.strftime('%Y-%m-%d %H:%M', time.localtime(status['expected_end']))}")
     rate = "" if status["ended"] else f"{about['records_per_second']:,.0f} records/s, "
-    rate += f"{about['backlog']:,} wait"
+    rate += f"{about['backlog']:,} waiting"
     memory = f"{about.get('rss_bytes', 0) / 2**20:,.0f} MiB, {about.get('disk_free_bytes', 0) / 2**30:,.1f} GiB free"
     second = f"collector: process {about['pid']} on {about['host']}, {rate}, {memory}"
     if not about["alive"] and not status["ended"]:

@@ -23,6 +23,7 @@ from .history import History
 from .protocol.errors import RankdError
 from .protocol.jsonl import comment_object, record_object
 from .protocol.records import Comment
+from .protocol.wording import counted
 from .remotelog import RemoteGrowing, RemoteSource
 from .selection import Selection, selection_of
 from .selection import add_arguments as add_selection
@@ -124,7 +125,7 @@ def _follow(log: GrowingFile | RemoteGrowing, name: str, look_ms: int, history: 
             new, answers = b"", False
         if new:
             if log.missed > missed:
-                _tell(f"{log.missed - missed} bytes of {name} were deleted before they could be shown")
+                _tell(f"{counted(log.missed - missed, 'byte')} of {name} deleted before this could be shown")
                 missed = log.missed
             answers, ended = True, _END in new[new.rfind(b"\n", 0, -1) + 1 :]
             printer.print(history.filter.choose(new.splitlines(keepends=True)))

@@ -18,6 +18,7 @@ from .logcheck import Finding, LogComparison, Logs, MergedLog
 from .place import holder
 from .protocol.errors import JournalError, ProtocolError, RankdError
 from .protocol.wire import Hole, Item, Table, decode_item
+from .protocol.wording import counted
 from .rebuild import progress_line
 from .replay import Located, Replay, show_nothing
 from .run import Released
@@ -46,7 +47,11 @@ def run(args: argparse.Namespace) -> int:
     for finding in check.findings:
         print(f"FOUND {finding}")
     if not args.quiet or check.findings:
-        print(f"{args.output}: {len(check.findings)} findings" if check.findings else f"{args.output}: verified")
+        print(
+            f"{args.output}: {counted(len(check.findings), 'finding')}"
+            if check.findings
+            else f"{args.output}: verified"
+        )
     return 1 if check.findings else 0
 
 
@@ -102,12 +107,18 @@ class Verification:
     def summary(self) -> list[str]:
         """What was checked, in a few lines."""
         replay, merged = self._replay, self._merged
-        journal = f"{len(replay.segments)} segments, {replay.bytes} bytes, {replay.entries} entries"
-        text = f"{merged.lines} lines, {sum(merged.records.values())} records of {len(merged.records)} ranks"
-        return [
-            f"journal: {journal}, {self._items} items of {len(self._state.accounts.processes)} processes",
-            f"merged.log: {text}, {merged.late.total()} blocks late",
-        ]
+        journal = (
+            counted(len(replay.segments), "segment"),
+            counted(replay.bytes, "byte"),
+            counted(replay.entries, "entry", "entries"),
+            f"{counted(self._items, 'item')} of {counted(len(self._state.accounts.processes), 'process', 'processes')}",
+        )
+        text = (
+            counted(merged.lines, "line"),
+            f"{counted(sum(merged.records.values()), 'record')} of {counted(len(merged.records), 'rank')}",
+            f"{counted(merged.late.total(), 'block')} late",
+        )
+        return [f"journal: {', '.join(journal)}", f"merged.log: {', '.join(text)}"]
 
     # -- the journal --------------------------------------------------------------------------------------------------
 
@@ -180,12 +191,13 @@ class Verification:
             return
         if tail.torn:
             self.notes.append(
-                f"{last}: {tail.size} bytes from byte {tail.offset} on are a torn write of a collector that was "
-                "killed; nothing there was acknowledged, and the next start cuts it"
+                f"{last}: {counted(tail.size, 'byte')} from byte {tail.offset} on: a torn write of a collector that "
+                "was killed; nothing there was acknowledged, and the next start cuts it"
             )
         else:
             where = f"{last}: byte {tail.offset}"
-            self.findings.append(Finding(where, "a whole entry", f"{tail.size} bytes whose checksum is wrong"))
+            found = f"{counted(tail.size, 'byte')} whose checksum is wrong"
+            self.findings.append(Finding(where, "a whole entry", found))
 
     # -- the logs -----------------------------------------------------------------------------------------------------
 
@@ -194,18 +206,20 @@ class Verification:
         self.findings += logs.findings
         for name, count in sorted(logs.short.items()):
             if alive is not None:
-                self.notes.append(f"{name}: {count} bytes are not written yet ({alive} is at work)")
+                self.notes.append(f"{name}: {counted(count, 'byte')} not written yet ({alive} is at work)")
                 continue
             end = logs.sizes[name] - count
             where = f"{self._output / name}: byte {end}"
-            what = f"{count} more bytes that the journal has (start the collector again, or `rankd rebuild`)"
+            what = f"{counted(count, 'more byte')} that the journal has (start the collector again, or `rankd rebuild`)"
             self.findings.append(Finding(where, what, "the end of the file"))
         for name, count in sorted(logs.beyond().items()):
             if alive is not None:
-                self.notes.append(f"{name}: {count} bytes came after the journal was read, and are not checked")
+                self.notes.append(f"{name}: {counted(count, 'byte')} came after the journal was read, not checked")
                 continue
             where = f"{self._output / name}: byte {logs.sizes.get(name, 0)}"
-            self.findings.append(Finding(where, "the end of the file", f"{count} bytes that the journal does not make"))
+            self.findings.append(
+                Finding(where, "the end of the file", f"{counted(count, 'byte')} that the journal does not make")
+            )
 
     def _check_parts(self) -> None:
         """What is gone at the beginning of a rotated log must have been deleted as `rankd.logs` says."""
@@ -223,8 +237,8 @@ class Verification:
             self.notes.append(f"deleted as rankd.logs says, so not checked: {', '.join(gone[:10])}{more}")
         if unmatched := self._merged.unmatched:
             self.notes.append(
-                f"the lines of {len(unmatched)} ranks in {MERGED_LOG} are not compared with the ranks' own logs, older "
-                "parts of which are deleted or not written yet; both are compared with the journal"
+                f"the lines of {counted(len(unmatched), 'rank')} in {MERGED_LOG} are not compared with the ranks' own "
+                "logs, older parts of which are deleted or not written yet; both are compared with the journal"
             )
 
     # -- the accounts -------------------------------------------------------------------------------------------------
@@ -245,7 +259,7 @@ class Verification:
         for rank, count in sorted(written.items()):
             if (found := self._merged.records.get(rank, 0)) != count:
                 where = f"{self._output / MERGED_LOG}: rank {rank}"
-                self.findings.append(Finding(where, f"{count} records, as the journal has them", str(found)))
+                self.findings.append(Finding(where, f"{counted(count, 'record')}, as the journal has them", str(found)))
 
     def _tell_of_processes(self) -> None:
         state = self._state

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from ..collector.protocol.checks import MAX_STEP
 from ..collector.protocol.errors import ProfilerError, RecordError
-from ..collector.protocol.ranges import parse_ranks, spans
+from ..collector.protocol.ranges import parse_ranks, ranges, ranks_text
 from .asked import Asked, Body, Value, integer, text
 from .plan import State, Window
 
@@ -183,7 +183,7 @@ class Agreement:
         self.reason = ""
         self.parts = {rank: Part() for rank in sorted(set(ranks))}
         # As text, which is wanted often and never changes.
-        self.ranks = spans(self.parts)
+        self.ranks = ranges(self.parts)
         self._settled = False
 
     @property
@@ -258,7 +258,7 @@ class Agreement:
         """What time has made due."""
         if self.phase is Phase.PROPOSED and not self.ready and now >= self.deadline:
             silent = [rank for rank, part in self.parts.items() if part.state != State.ARMED.value]
-            self._on(Happening.SILENT, f"no answer in time from rank {spans(silent)}")
+            self._on(Happening.SILENT, f"no answer in time from {ranks_text(silent)}")
 
     # -- what is to be said -------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..collector.protocol.checks import MAX_RANKS, check_int, shown
 from ..collector.protocol.errors import RecordError
-from ..collector.protocol.ranges import parse_ranks, spans
+from ..collector.protocol.ranges import parse_ranks, ranks_text
 from .asked import Body, Value
 
 __all__ = ["Choice", "RankFacts"]
@@ -127,5 +127,5 @@ def _speed(facts: RankFacts) -> tuple[int, float]:
 
 def _refuse(one: str, several: str, ranks: Sequence[int], world_size: int) -> None:
     if ranks:
-        who = f"rank {ranks[0]} {one}" if len(ranks) == 1 else f"ranks {spans(ranks)} {several}"
-        raise RecordError(f"{who} (0 to {world_size - 1})")
+        what = one if len(ranks) == 1 else several
+        raise RecordError(f"{ranks_text(ranks)} {what} (this job has {ranks_text(range(world_size))})")

@@ -8,6 +8,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..collector.protocol.checks import printable
+from ..collector.protocol.ranges import ranks_text, steps_text
+from ..collector.protocol.wording import counted
 from . import requests
 from .agreement import Phase
 from .asked import ProfilerOptions
@@ -111,11 +113,11 @@ def _list(args: argparse.Namespace) -> int:
 
 def _say(session: Mapping[str, Any]) -> None:
     """One line."""
-    count = "1 step" if session["steps"] == 1 else f"{session['steps']} steps"
-    steps = f"steps {session['start']}..{session['end']}" if session["start"] else count
-    parts = [str(session["phase"]), steps, f"ranks {session['ranks']}", f"level {session['level']}"]
+    steps = steps_text(session["start"], session["end"]) if session["start"] else counted(session["steps"], "step")
+    ranks = ranks_text([part["rank"] for part in session["parts"]])
+    parts = [str(session["phase"]), steps, ranks, f"level {session['level']}"]
     if session["bytes"]:
-        parts.append(f"{session['bytes']} bytes")
+        parts.append(counted(session["bytes"], "byte"))
     why = f" ({session['reason']})" if session["reason"] else ""
     print(printable(f"{session['name']}: {', '.join(parts)}{why}", line=True), flush=True)
 
@@ -124,8 +126,8 @@ def _show(session: Mapping[str, Any]) -> None:
     """A line for each rank."""
     for part in session["parts"][:_MOST_RANKS]:
         said = [f"  rank {part['rank']}: {part['outcome']}"]
-        if part.get("count"):
-            said.append(f"steps {part.get('first', '?')}..{part.get('last', '?')}")
+        if part.get("count") and "first" in part and "last" in part:
+            said.append(steps_text(part["first"], part["last"]))
         if part.get("path"):
             covered = {True: ", each step has events in the trace"}.get(part.get("covered"), "")
             took = part.get("seconds")
@@ -133,7 +135,7 @@ def _show(session: Mapping[str, Any]) -> None:
             said.append(f"{part.get('bytes', '?')} bytes{export}{covered}, {part['path']}")
         print(printable(", ".join(said), line=True))
     if len(session["parts"]) > _MOST_RANKS:
-        print(f"  … {len(session['parts']) - _MOST_RANKS} ranks more")
+        print(f"  … {counted(len(session['parts']) - _MOST_RANKS, 'rank')} more")
 
 
 def _summary(args: argparse.Namespace) -> int:

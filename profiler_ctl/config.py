@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ..collector.protocol.ranges import span
+from ..collector.protocol.wording import counted
 from ..collector.settings import (
     Misfit,
     Settings,
@@ -109,8 +111,8 @@ class ProfilerConfig(Settings):
                 found.append(f"{self.dotted}.profiler_rank: found [], so no rank profiles; leave it out for all ranks")
             if outside:
                 found.append(
-                    f"{self.dotted}.profiler_rank: {_listed(outside)} not in this job of {world_size} ranks "
-                    f"(0 to {world_size - 1}); ignored"
+                    f"{self.dotted}.profiler_rank: {_listed(outside)} not in this job of {counted(world_size, 'rank')} "
+                    f"({span(0, world_size - 1)}); ignored"
                 )
         if self.profiler_level not in _LEVELS:
             found.append(

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from ..collector.protocol.checks import MAX_STEP
 from ..collector.protocol.errors import RankdError, RecordError
-from ..collector.protocol.ranges import parse_ranks, spans
+from ..collector.protocol.ranges import parse_ranks, ranges, ranks_text
 from ..collector.protocol.steering import Decide, Move, Tell
+from ..collector.protocol.wording import counted
 from .agreement import Agreement, Phase
 from .asked import KIND, STATIC, Asked, Body, ProfilerOptions, Value, estimated_bytes, integer, text
 from .choosing import Choice, RankFacts
@@ -214,12 +215,12 @@ class Coordinator:
             objection = self._too_late(session, asked.at)
         if objection is not None:
             raise RecordError(objection)
-        if len(spans(ranks)) > _LONGEST_RANKS:
+        if len(ranges(ranks)) > _LONGEST_RANKS:
             raise RecordError("too many separate ranks to write down; choose ranges of ranks")
         self.sessions[name] = session
         self._estimates[name] = self.measured(asked.options)
         self._settle(session, now)
-        return {"session": name, "ranks": spans(ranks), "count": len(ranks)}
+        return {"session": name, "ranks": ranges(ranks), "count": len(ranks)}
 
     def _stop(self, body: Body, now: float) -> dict[str, Value]:
         name = text(body, "session")
@@ -240,13 +241,15 @@ class Coordinator:
     def _limit(self, asked: Asked, ranks: tuple[int, ...]) -> str | None:
         demanded = [session for session in self.sessions.values() if session.name != STATIC]
         if self._limits.sessions is not None and len(demanded) >= self._limits.sessions:
-            return f"this run had {len(demanded)} sessions already, which is the limit (rankd.profile.sessions)"
+            return (
+                f"this run had {counted(len(demanded), 'session')} already, which is the limit (rankd.profile.sessions)"
+            )
         if self._limits.size is not None:
             used = sum(self.bytes_of(session) for session in self.sessions.values())
             more = estimated_bytes(asked.options, asked.steps, self.measured(asked.options)) * len(ranks)
             if used + more > self._limits.size:
                 return (
-                    f"the sessions of this run hold {used} bytes, and this one may need {more} more; "
+                    f"the sessions of this run hold {counted(used, 'byte')}, and this one may need {more} more; "
                     f"the limit is {self._limits.size} (rankd.profile.size)"
                 )
         return None
@@ -271,18 +274,19 @@ class Coordinator:
 
     def _line(self, session: Agreement) -> str:
         """A session's line in the log."""
-        ranks = f"{'rank' if len(session.parts) == 1 else 'ranks'} {session.ranks}"
+        ranks = ranks_text(session.parts)
+        steps = "" if session.window is None else session.window.steps
         done = [rank for rank, part in session.parts.items() if part.well]
         match session.phase:
             case Phase.PROPOSED:
-                what = f"{session.asked.steps} {'step' if session.asked.steps == 1 else 'steps'}"
+                what = counted(session.asked.steps, "step")
                 said = f"proposed to {ranks}: {what}, level {session.asked.options.level}"
             case Phase.COMMITTED:
-                said = f"steps {session.window} on {ranks}"
+                said = f"{steps} on {ranks}"
             case Phase.DONE:
-                said = f"done: steps {session.window} on {ranks}, {self.bytes_of(session)} bytes"
+                said = f"done: {steps} on {ranks}, {counted(self.bytes_of(session), 'byte')}"
             case _:
-                also = f"; done: {spans(done)}" if done else ""
+                also = f"; done: {ranks_text(done)}" if done else ""
                 said = f"{session.phase.value}: {session.reason}{also}"
         return f"{session.name} {said}"
 
@@ -294,14 +298,14 @@ class Coordinator:
             shared = [rank for rank in session.parts if rank in other.parts and _busy(other, rank)]
             if other is session or other.phase.final or not shared:
                 continue
-            who = f"rank {spans(shared)}" if len(shared) == 1 else f"ranks {spans(shared)}"
+            who = ranks_text(shared)
             if other.window is None:
                 return f"{other.name} has been proposed to {who}; its steps are not decided yet"
             if at is not None and at <= other.window.end_step and other.window.start_step < at + session.asked.steps:
-                return f"{other.name} profiles steps {other.window} on {who}"
+                return f"{other.name} profiles {other.window.steps} on {who}"
             # Without --at a step is chosen soon: what is recording now, or about to, is in the way.
             if at is None and self._pace.front() + 1 >= other.window.start_step:
-                return f"{other.name} profiles steps {other.window} on {who}"
+                return f"{other.name} profiles {other.window.steps} on {who}"
         return None
 
     def _too_late(self, session: Agreement, at: int) -> str | None:
@@ -358,7 +362,7 @@ class Coordinator:
             self._out.append(Tell(rank, KIND, {**command, "bytes_per_step": self._estimates.get(session.name)}))
 
     def _facts(self, session: Agreement) -> dict[str, Value]:
-        done = spans(rank for rank, part in session.parts.items() if part.well)
+        done = ranges(rank for rank, part in session.parts.items() if part.well)
         size, step = self.bytes_of(session), self._step_bytes(session)
         facts = {**session.facts(), "done": done, "bytes": size, "step_bytes": step}
         return {**facts, "process": self._static_of} if session.name == STATIC else facts

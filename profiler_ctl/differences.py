@@ -11,7 +11,7 @@ from typing import Any
 
 from ..collector.protocol.about import unpack_text
 from ..collector.protocol.errors import ConfigError
-from ..collector.protocol.ranges import spans
+from ..collector.protocol.ranges import ranks_text
 from .config import ProfilerConfig
 
 __all__ = ["ABOUT", "differences", "read"]
@@ -45,7 +45,7 @@ def differences(sections: Mapping[int, ProfilerConfig]) -> list[str]:
             if value != reference[key] and (key == "enable_profiling" or (on and section.enable_profiling)):
                 found.setdefault((key, _written(value)), []).append(rank)
     return [
-        f"{'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}: {key} {value} (rank 0: {_written(reference[key])})"
+        f"{ranks_text(ranks)}: {key} {value} (rank 0: {_written(reference[key])})"
         for (key, value), ranks in sorted(found.items())[:_MOST_KEYS]
     ]
 

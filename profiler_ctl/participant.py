@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..collector.protocol.errors import ConfigError, ProfilerError, RecordError
+from ..collector.protocol.ranges import steps_text
+from ..collector.protocol.wording import counted
 from .agreement import UNKNOWN
 from .asked import KIND, STATIC, Asked, Body, ProfilerOptions, Value, estimated_bytes, integer, text
 from .config import ProfilerConfig
@@ -271,7 +273,7 @@ class Participant:
             others = (s for s in self._sessions.values() if s.name != name and s.plan.state is State.RECORDING)
             busy = next(others, None)
             if busy is not None:
-                raise ProfilerError(f"the profiler is busy with session {busy.name}, steps {busy.plan.window}")
+                raise ProfilerError(f"the profiler is busy with session {busy.name} ({busy.plan.planned})")
             return self._factory(options, rank_dir, steps)
 
         session = ProfilerSession(window, options, rank_dir, make, name=name, lock=self._lock)
@@ -292,7 +294,7 @@ class Participant:
             if window is None or (at is None and state is State.RECORDING):
                 return f"the profiler is busy with session {other.name} ({state.value})"
             if at is not None and at <= window.end_step and window.start_step < at + steps:
-                return f"the profiler is busy with session {other.name} (steps {window})"
+                return f"the profiler is busy with session {other.name} ({other.plan.planned})"
         return None
 
     def _tell(self, session: ProfilerSession) -> None:
@@ -335,8 +337,8 @@ def _options(config: ProfilerConfig) -> ProfilerOptions:
 def _note(session: ProfilerSession) -> str:
     report = session.report
     name = "" if session.name == STATIC else f"{session.name}, "
-    steps = f"steps {report.steps[0]}..{report.steps[-1]}" if report.steps else "no steps"
-    where = f", {report.bytes} bytes in {report.path}" if report.path else ""
+    steps = steps_text(report.steps[0], report.steps[-1]) if report.steps else "no steps"
+    where = f", {counted(report.bytes, 'byte')} in {report.path}" if report.path else ""
     took = f", export {report.seconds:.1f} s" if report.seconds is not None else ""
     covered = ", each step has events in the trace" if report.covered else ""
     why = f" ({report.reason})" if report.reason else ""

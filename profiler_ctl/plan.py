@@ -14,6 +14,7 @@ import enum
 from dataclasses import dataclass
 
 from ..collector.protocol.errors import ConfigError, ProfilerError
+from ..collector.protocol.ranges import span, steps_text
 
 __all__ = ["Action", "Event", "Plan", "State", "Window"]
 
@@ -43,8 +44,13 @@ class Window:
     def __len__(self) -> int:
         return self.end_step - self.start_step + 1
 
+    @property
+    def steps(self) -> str:
+        """`step 5`, `steps 5-7`."""
+        return steps_text(self.start_step, self.end_step)
+
     def __str__(self) -> str:
-        return f"{self.start_step}..{self.end_step}"
+        return span(self.start_step, self.end_step)
 
 
 class State(enum.Enum):
@@ -199,6 +205,11 @@ class Plan:
         self.steps: list[int] = []
         self._stopping = False
 
+    @property
+    def planned(self) -> str:
+        """The steps to record, for a person: `steps 5-7`."""
+        return "steps that are not decided yet" if self.window is None else self.window.steps
+
     # -- what is said -------------------------------------------------------------------------------------------------
 
     def passed(self) -> Action:
@@ -268,7 +279,7 @@ class Plan:
         """The output is complete and has been checked."""
         action = self._on(Event.WRITTEN)
         if self.window is not None and len(self.steps) < len(self.window):
-            steps = f"{self.steps[0]}..{self.steps[-1]}" if self.steps else "none in full"
+            steps = span(self.steps[0], self.steps[-1]) if self.steps else "none in full"
             why = f"{self.reason}; " if self._stopping else ""
             self.reason = f"{why}of the window {self.window}, these steps were trained here: {steps}"
         return action

@@ -223,7 +223,7 @@ class ProfilerSession:
         with self._lock:
             if not self.plan.state.final:
                 self.plan.failed(reason)
-        logger.warning("profiling of steps %s stopped, training goes on: %s", self.plan.window, reason)
+        logger.warning("profiling of %s stopped, training goes on: %s", self.plan.planned, reason)
         if profiler is not None:
             try:
                 profiler.abandon()

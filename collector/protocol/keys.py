@@ -16,6 +16,7 @@ import zmq
 from zmq.utils import z85
 
 from .errors import ConfigError
+from .wording import counted
 
 __all__ = ["KEY_VARIABLE", "KeyPair", "RunKey"]
 
@@ -57,7 +58,7 @@ class RunKey:
         if not (fits and secret.isascii() and secret.isprintable() and " " not in secret):
             raise ConfigError(
                 f"{source}: a key is {_LEAST_CHARACTERS} to {_MOST_CHARACTERS} printable ASCII characters without "
-                f"blanks, this has {len(secret)} characters; `openssl rand -hex 32` makes one"
+                f"blanks, this has {counted(len(secret), 'character')}; `openssl rand -hex 32` makes one"
             )
         self._secret = secret
 

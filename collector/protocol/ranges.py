@@ -1,14 +1,18 @@
-"""Lists of ranks and ranges of steps as a person writes and reads them."""
+"""Lists of ranks and ranges of steps as a person writes and reads them.
+
+Ranks are shown as they can be typed: `0,2-3`. Steps are shown in the same form, `5-7`, and typed as `A:B`, which may
+have an open end.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from .checks import MAX_RANKS, MAX_STEP
 from .errors import RecordError
 
-__all__ = ["parse_ranks", "parse_steps", "ranges", "spans"]
+__all__ = ["parse_ranks", "parse_steps", "ranges", "ranks_text", "span", "steps_text"]
 
 _RANKS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _STEPS = re.compile(r"(\d{0,19})(:?)(\d{0,19})", re.ASCII)
@@ -47,16 +51,26 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0..3, 7` of numbers that rise."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
+    """`0,2-3`: what `parse_ranks` reads, of any numbers."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
         else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in spans)
+            found.append([number, number])
+    return ",".join(span(first, last) for first, last in found)
 
 
-def spans(numbers: Iterable[int]) -> str:
-    """`0,8-10`: what `parse_ranks` reads, of any numbers."""
-    return ranges(sorted(set(numbers))).replace("..", "-").replace(", ", ",")
+def span(first: int, last: int) -> str:
+    """`5-7`, or `5` where that is all."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def ranks_text(ranks: Collection[int]) -> str:
+    """`rank 3`, `ranks 0,2-3`."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
+
+
+def steps_text(first: int, last: int) -> str:
+    """`step 5`, `steps 5-7`."""
+    return f"{'step' if first == last else 'steps'} {span(first, last)}"

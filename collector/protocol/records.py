@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from .checks import MAX_STEP, check_bytes, check_int, check_text, shown
 from .errors import LimitError, RecordError
+from .wording import counted
 
 __all__ = [
     "KNOWN_METRICS",
@@ -67,6 +68,10 @@ class Shape(enum.Enum):
     LISTS = "lists"  # a list of values for each name
 
 
+# SPEC.md section 3: the order in which a block prints its metrics. The user's own scalars come last.
+_USER_PLACE = 100
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A kind of value: its name, its level (None: either), its shape, and its place within a block of the log."""
@@ -76,9 +81,12 @@ class Metric:
     shape: Shape
     place: int
 
+    @property
+    def known(self) -> bool:
+        """Whether rankd itself measures it; otherwise it is a scalar of the user's own."""
+        return self.place != _USER_PLACE
 
-# SPEC.md section 3: the order in which a block prints its metrics. The user's own scalars come last.
-_USER_PLACE = 100
+
 SUMMARY_FIELDS = ("loss", "global_loss", "step_time_ms", "lr", "grad_norm", "throughput")
 _KNOWN = {
     m.name: m
@@ -348,7 +356,7 @@ class Frame:
         if self.counts is not None:
             check_bytes("counts", self.counts)
         if len(self.column) % 8:
-            raise RecordError(f"{self.metric}: a column of {len(self.column)} bytes is no column of float64")
+            raise RecordError(f"{self.metric}: a column of {counted(len(self.column), 'byte')} is no column of float64")
         if metric.shape is Shape.SCALAR:
             if len(self.column) != 8 or self.table is not None or self.present is not None or self.counts is not None:
                 raise RecordError(f"{self.metric}: a scalar has one value and no names")
@@ -368,7 +376,9 @@ class Frame:
         if self.present is None:
             return
         if len(self.present) % 4:
-            raise RecordError(f"{self.metric}: {len(self.present)} bytes are no column of uint32 indices")
+            raise RecordError(
+                f"{self.metric}: a column of {counted(len(self.present), 'byte')} is no column of uint32 indices"
+            )
         previous = -1
         for index in self.indices or ():
             if index <= previous or index >= len(table):
@@ -379,12 +389,12 @@ class Frame:
         values, records = len(self.column) // 8, self.record_count
         if metric.shape is Shape.NAMED:
             if self.counts is not None or values != records:
-                raise RecordError(f"{self.metric}: {values} values for {records} names")
+                raise RecordError(f"{self.metric}: {counted(values, 'value')} for {counted(records, 'name')}")
             return
         if self.counts is None or len(self.counts) != 4 * records:
-            raise RecordError(f"{self.metric}: it needs a count for each of its {records} names")
+            raise RecordError(f"{self.metric}: it needs a count for each of its {counted(records, 'name')}")
         if sum(_indices(records).unpack(self.counts)) != values:
-            raise RecordError(f"{self.metric}: the counts do not add up to its {values} values")
+            raise RecordError(f"{self.metric}: the counts do not add up to its {counted(values, 'value')}")
 
     def _check_tpe(self) -> None:
         check_int("iteration", self.iteration, 1)

@@ -12,13 +12,26 @@ from typing import Any, Protocol, TypeAlias
 
 from .checks import MAX_STEP, MAX_WORD_BYTES, check_fact, check_int, check_map, check_text
 from .messages import Facts
+from .ranges import steps_text
 
-__all__ = ["RATES", "SAMPLE", "STACKS", "Decide", "Move", "Part", "Rank", "Ranks", "Tell"]
+__all__ = ["RATES", "SAMPLE", "STACKS", "Decide", "Move", "Part", "Rank", "Ranks", "Tell", "sampled_text"]
 
 # The kinds of commands and reports that both sides know by name.
 SAMPLE, STACKS = "sample", "stacks"
 # What `sample` says of rates, by their names in the configuration (`monitor_config`).
 RATES = ("step_interval", "interval", "print_interval")
+
+
+def sampled_text(facts: Facts) -> str:
+    """`steps 9-11: interval 1`: what was decided, for the log and for who asked.
+
+    Args:
+        facts: `first`, `last` (None: for good), and the rates; those that are None are as configured.
+    """
+    given = ", ".join(f"{name} {facts[name]}" for name in RATES if facts.get(name) is not None)
+    first, last = facts["first"], facts["last"]
+    steps = steps_text(first, last) if isinstance(first, int) and isinstance(last, int) else f"from step {first} on"
+    return f"{steps}: {given or 'as configured'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import msgpack
 
 from .checks import MAX_TEXT_BYTES, check_number, check_text, shown
 from .errors import LimitError, ProtocolError, RecordError
+from .wording import counted
 
 __all__ = ["Reader", "decoder_of", "flag_of", "float_of", "guarded", "text_of"]
 
@@ -75,14 +76,14 @@ class Reader:
     def end(self) -> None:
         """Nothing may follow."""
         if self._unpacker.tell() != self._size:
-            raise ProtocolError(f"{self._size - self._unpacker.tell()} bytes too many")
+            raise ProtocolError(f"{counted(self._size - self._unpacker.tell(), 'byte')} too many")
 
     @staticmethod
     def _length(what: str, length: int, least: int, most: int) -> int:
         if length > most:
             raise LimitError(f"{what} of {length} entries, at most {most} are allowed")
         if length < least:
-            raise ProtocolError(f"{what} of {length} entries, at least {least} are needed")
+            raise ProtocolError(f"{what} of {counted(length, 'entry', 'entries')}, at least {least} are needed")
         return length
 
 

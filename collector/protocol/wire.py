@@ -44,6 +44,7 @@ from .messages import (
 from .records import MAX_NAMES, Frame, NameTable
 from .tables import MAX_TABLES, Interned, Tables
 from .unpacking import Reader, decoder_of, flag_of, float_of, guarded, text_of
+from .wording import counted
 
 __all__ = [
     "MAX_ITEM_BYTES",
@@ -222,7 +223,7 @@ def decode_item(raw: bytes, tables: Tables) -> Item:
     length = reader.array("an item", _MAX_FIELDS, least=2)
     decode, expected = decoder_of(_ITEM_DECODERS, "kind of item", reader.next())
     if length != expected:
-        raise ProtocolError(f"an item of {length} fields, this kind has {expected}")
+        raise ProtocolError(f"an item of {counted(length, 'field')}, this kind has {expected}")
     item: Item = guarded(decode, reader, tables)
     reader.end()
     if item.seq < 1:
@@ -268,7 +269,7 @@ def decode_message(raw: bytes) -> Message:
         )
     decode, expected = decoder_of(_MESSAGE_DECODERS, "type of message", reader.next())
     if length != expected:
-        raise ProtocolError(f"a message of {length} fields, this type has {expected}")
+        raise ProtocolError(f"a message of {counted(length, 'field')}, this type has {expected}")
     message: Message = guarded(decode, reader)
     reader.end()
     return message

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from ..protocol.wording import counted
 from .gzipped import DamagedPartError
 from .parts import LogReader, cut_log, hold_place, layout_of, part_path
 from .retention import Rotation
@@ -208,9 +209,9 @@ class LogFile:
         self.position = min(checkpoint, self._size)
         if self._size < checkpoint:
             _logger.warning(
-                "%s has %d bytes, and had %d at the last checkpoint: something else truncated it, and %d bytes of the "
-                "log are missing there (`rankd rebuild` makes it again); going on after what is left",
-                self.path, self._size, checkpoint, checkpoint - self._size,
+                "%s is %s long, and was %d at the last checkpoint: something else truncated it; %s of the log "
+                "cannot be found (`rankd rebuild` makes it again); going on after what is left",
+                self.path, counted(self._size, "byte"), checkpoint, counted(checkpoint - self._size, "byte"),
             )  # fmt: skip
 
     def take(self, parts: list[Buffer]) -> None:

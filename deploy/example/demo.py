@@ -136,7 +136,7 @@ def show_tree(folder: Path, depth: int = 3, indent: str = "  ") -> None:
         else:
             files = [p for p in path.rglob("*") if p.is_file()]
             total = sum(p.stat().st_size for p in files)
-            print(f"{total:>12,} {indent}{path.name}/  ({len(files)} files)")
+            print(f"{total:>12,} {indent}{path.name}/  ({len(files)} {'file' if len(files) == 1 else 'files'})")
 
 
 def show_profile(logs: Path, section: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ def show_profile(logs: Path, section: dict[str, Any]) -> None:
     lines = (logs / f"rank_{rank}" / "monitor.log").read_text(encoding="utf-8").splitlines()
     told = [line for line in lines if line.startswith("# profile ")]
     print(
-        f"\nOnly rank {rank} ran the MindSpore Profiler, in steps {section['start_step']} to {section['end_step']}. ",
+        f"\nOnly rank {rank} ran the MindSpore Profiler, in steps {section['start_step']}-{section['end_step']}. ",
         end="",
     )
     print("When the output had been checked, its log said:" if told else "Its log does not say what became of it.")

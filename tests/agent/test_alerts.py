@@ -228,7 +228,7 @@ def test_attention_logits_have_an_interval_of_their_own() -> None:
     }
     log = run(asked, model, forward=lambda *_: largest.fill(120.0))
     assert log.remarks == [
-        (2, None, "anomaly max_attention_logit is 120, above 100, at step 2: layer.0 (1 of 1 values)")
+        (2, None, "anomaly max_attention_logit is 120, above 100, at step 2: layer.0 (1 of 1 value)")
     ]
     assert log.errors == []
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rankd.agent.check import Facts, Place, Report, examine, human_bytes, nearest_parts, training_of
+from rankd.agent.check import Facts, Place, Report, examine, nearest_parts, training_of
 from rankd.agent.check_text import render
 from rankd.agent.config import AgentConfig
-from rankd.agent.estimate import Shape
-from rankd.collector.protocol.ranges import ranges
+from rankd.agent.estimate import Shape, human_bytes
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
@@ -79,6 +78,16 @@ monitor_config:
 """
 
 
+# The logs of a long training, in parts.
+ROTATED = """
+monitor: {train_state: {local_norm: True, local_loss: True}}
+rankd:
+  output: runs/exp_001
+  logs: {rotate_size: 64MiB, rotate_every: 1d, keep_parts: 3, keep_size: 4GiB, keep_for: 30d}
+  journal: {keep: 1GiB}
+"""
+
+
 def report(text: str, shape: Shape | None = None, facts: Facts = FACTS) -> Report:
     """The report about a YAML, for a shape or for the one that the YAML tells."""
     mapping = yaml.safe_load(text)
@@ -103,6 +112,7 @@ def report(text: str, shape: Shape | None = None, facts: Facts = FACTS) -> Repor
             ),
         ),
         ("nothing", "rankd: {output: runs/exp_001}", Shape(), FACTS),
+        ("rotated", ROTATED, Shape(8, 4, 100_000, 2.0, NAMES), FACTS),
     ],
 )
 def test_the_report_as_text(name: str, text: str, shape: Shape | None, facts: Facts) -> None:
@@ -114,7 +124,7 @@ def test_the_report_as_json() -> None:
     """For machines the whole report is there, and nothing in it that JSON cannot hold."""
     mapping = report(FULL, Shape(2, 4, 100, 1.0, NAMES)).to_mapping()
     assert json.loads(json.dumps(mapping))["status"] == 0
-    assert mapping["no_effect"] == ("profiler.profiler_rank: rank 9 is not in this job of 2 ranks (0 to 1); ignored",)
+    assert mapping["no_effect"] == ("profiler.profiler_rank: rank 9 is not in this job of 2 ranks (0-1); ignored",)
 
 
 def test_a_filter_that_matches_nothing_is_an_error_with_the_nearest_names() -> None:
@@ -126,6 +136,18 @@ def test_a_filter_that_matches_nothing_is_an_error_with_the_nearest_names() -> N
     assert error.startswith('monitor.train_state.local_norm: "self_atention.linear_qkv" matches none of the 18 ')
     assert error.endswith("; the nearest: self_attention.linear_qkv, self_attention.linear_proj")
     assert [(m.filter, len(m.names)) for m in found.filters] == [("self_atention.linear_qkv", 0), ("layernorm", 5)]
+
+
+def test_misspelt_sections_are_warnings() -> None:
+    """They count in the verdict, and are no errors: what is not ours may be the framework's."""
+    found = report("rankdd: {output: x}\nprofilers: {}\nmonitors: {}\nmonitor: {train_state: {local_loss: True}}")
+    assert (found.status, found.no_effect) == (0, ())
+    assert list(found.warnings) == [
+        "rankdd: not used by rankd; did you mean `rankd`?",
+        "profilers: not used by rankd; did you mean `profiler`?",
+        "monitors: not used by rankd; did you mean `monitor`?",
+    ]
+    assert render(found).endswith("usable (0 errors, 3 warnings)\n")
 
 
 def test_without_a_model_no_filter_is_judged() -> None:
@@ -168,6 +190,17 @@ def test_disk_that_will_not_do_is_told() -> None:
     (warning,) = report(text, Shape(steps=1_000), facts).warnings
     assert warning.startswith("rankd.output: out has 1 kB free, and 1000 steps need about ")
     assert report(text, Shape(), facts).warnings == ()
+
+
+def test_disk_that_will_do_because_older_parts_are_deleted() -> None:
+    """What `rankd.logs` and `rankd.journal.keep` leave is what needs room, not all that was ever written."""
+    shape = Shape(8, 4, 1_000_000, 1.0, NAMES)
+    facts = replace(FACTS, places=[Place("rankd.output", "out", None, 3_000_000_000)])
+    everything = "monitor: {train_state: {local_norm: True}}\nrankd: {output: out"
+    limited = ", logs: {rotate_size: 10MiB, keep_size: 100MiB}, journal: {keep: 0, segment_size: 1MiB}"
+    (warning,) = report(f"{everything}}}", shape, facts).warnings
+    assert warning.startswith("rankd.output: out has 3 GB free, and 1000000 steps need about ")
+    assert report(f"{everything}{limited}}}", shape, facts).warnings == ()
 
 
 def test_hidden_messages_and_temporary_output_are_told() -> None:
@@ -314,11 +347,11 @@ def test_a_profiler_window_that_is_never_reached_is_told() -> None:
     """`start_step` behind the last step of the training."""
     found = report("profiler: {enable_profiling: True, start_step: 50, end_step: 51}", Shape(steps=20)).profiler
     assert found is not None
-    assert found.steps == "50..51 (2 steps), never reached: the training has 20 steps"
+    assert found.steps == "50-51 (2 steps), never reached: the training has 20 steps"
 
 
 def test_numbers_for_people() -> None:
-    """Bytes in powers of 1,000 with three digits; ranks as ranges."""
+    """Bytes in powers of 1,000 with three digits."""
     assert [human_bytes(n) for n in (0, 999, 1_000, 1.5e6, 999_499, 999_600, 2e12, 5e15)] == [
         "0 B",
         "999 B",
@@ -329,4 +362,3 @@ def test_numbers_for_people() -> None:
         "2 TB",
         "5,000 TB",
     ]
-    assert [ranges(r) for r in ([], [3], [0, 1, 2, 7, 9, 10])] == ["", "3", "0..2, 7, 9..10"]

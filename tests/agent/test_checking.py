@@ -52,7 +52,7 @@ def test_a_good_configuration_is_usable(folder: Path, capsys: pytest.CaptureFixt
     """Status 0; versions, free disk and the sums are there."""
     status, said = check(capsys, "--world-size", "8", "--micro-steps", "4", "--steps", "100", "--step-seconds", "0.5")
     assert status == 0
-    assert "by ranks 0..7; 4 micro-steps a step, 100 steps" in said
+    assert "by ranks 0-7; 4 micro-steps a step, 100 steps" in said
     assert "an hour at 0.5 s a step" in said
     assert "assumed" not in said
     assert said.splitlines()[-1].startswith("train.yaml: usable (0 errors, ")

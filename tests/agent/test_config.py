@@ -260,15 +260,32 @@ def test_a_key_twice(load: Load) -> None:
             id="第一步确认 monitor_on 是 True",
         ),
         pytest.param({"monitor_config": None}, [], id="an empty monitor_config"),
-        pytest.param({"moniter": {}}, ["moniter: not used by rankd; did you mean `monitor`?"], id="moniter"),
-        pytest.param({"profiller": {}}, ["profiller: not used by rankd; did you mean `profiler`?"], id="profiller"),
-        pytest.param({"rankdd": {}}, ["rankdd: not used by rankd; did you mean `rankd`?"], id="rankdd"),
-        pytest.param({"Monitor": {}}, ["Monitor: not used by rankd; did you mean `monitor`?"], id="Monitor"),
-        pytest.param(
-            {"train_state": {}},
-            ["train_state: not used by rankd; did you mean `monitor.train_state`?"],
-            id="a level too far out",
+    ],
+)
+def test_notices(mapping: dict[str, object], notices: list[str]) -> None:
+    """What is written and not acted on is named; what is none of our business is not."""
+    assert list(AgentConfig.from_mapping(mapping).notices) == notices
+
+
+@pytest.mark.parametrize(
+    ("mapping", "warnings"),
+    [
+        *(
+            pytest.param({name: {}}, [f"{name}: not used by rankd; did you mean `{meant}`?"], id=name)
+            for name, meant in {
+                "moniter": "monitor",
+                "monitors": "monitor",
+                "Monitor": "monitor",
+                "profiller": "profiler",
+                "profilers": "profiler",
+                "callback": "callbacks",
+                "rankdd": "rankd",
+                "monitor-config": "monitor_config",
+                # A level too far out.
+                "train_state": "monitor.train_state",
+            }.items()
         ),
+        pytest.param({"rankdd": None}, ["rankdd: not used by rankd; did you mean `rankd`?"], id="empty"),
         pytest.param(
             dict.fromkeys(
                 (
@@ -280,11 +297,15 @@ def test_a_key_twice(load: Load) -> None:
             [],
             id="the framework's own sections",
         ),
+        pytest.param({"profile": True, "profiler_level": 1}, [], id="the framework's own switches"),
+        pytest.param({1: {}}, [], id="no name"),
     ],
 )
-def test_notices(mapping: dict[str, object], notices: list[str]) -> None:
-    """What is written and not acted on is named; what is none of our business is not."""
-    assert list(AgentConfig.from_mapping(mapping).notices) == notices
+def test_sections_that_were_probably_misspelt(mapping: dict[str, object], warnings: list[str]) -> None:
+    """They are warned of and are no error; what is none of our business is neither."""
+    config = AgentConfig.from_mapping(mapping)
+    assert list(config.warnings) == warnings
+    assert not any("did you mean" in notice for notice in config.notices)
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_nan_check_names_the_parameter(gradients: Sequence[Gradient]) -> None:
     config = {**older(nan_check=True), "monitor": {"train_state": {"device_norm": True}}}
     log = run(config, Model(), (1,), grads=lambda *_: gradients)
     assert anomalies(log) == [
-        "device_norm is nan at step 1: b (1 of 2 are not finite)",
+        "device_norm is nan at step 1: b (1 of 2 values not finite)",
         "grad_norm is nan at step 1",
     ]
 

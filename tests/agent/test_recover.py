@@ -98,7 +98,7 @@ def test_what_cannot_be_delivered_stays(tmp_path: Path) -> None:
     path = left(tmp_path)
     done = recover(tmp_path, str(path), "--output", "out", "--timeout", "0.2")
     assert done.returncode == 1
-    assert "6 of 6 items were not taken" in done.stdout
+    assert "6 of 6 items not taken" in done.stdout
     assert damaged.exists()
     assert path.exists()
 

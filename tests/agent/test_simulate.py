@@ -34,7 +34,7 @@ def test_the_section_of_a_training_yaml_holds(tmp_path: Path) -> None:
     options = ("--ranks", "2", "--steps", "8", "--params", "300", "--rate", "0")
     done = simulate(tmp_path, "--config", "train.yaml", *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"all {2 * 8 * 4} blocks of 2 ranks" in done.stdout
+    assert f"complete: {2 * 8 * 4} blocks of 2 ranks" in done.stdout
     wait_for(lambda: "(status 0)" in (tmp_path / "out" / ".rankd" / "collector.log").read_text())
     assert list((tmp_path / "out").glob("merged.log.*"))
     assert len((tmp_path / "out" / "records.jsonl").read_text().splitlines()) == 2 * 8 * 4

@@ -13,7 +13,9 @@ it, and the noise of two whole steps. Counted: CPU time of the calls themselves 
 agent's threads and libzmq's; what the caches lose by it is not in it. A bound is held against what is counted, because
 two whole steps differ by more than it; the collector is a process of its own.
 
-A micro-batch has 512 rows, as few as a model of this size is trained with: the hooks then cost a quarter of the step.
+A micro-batch has 512 rows, as few as a model of this size is trained with; with more, a step takes longer and all the
+rest weighs less. How much of a step the hooks cost depends on the machine (each waits for its copy to the host), so
+they are measured in the same turns as the rest.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_sample_changes_all_ranks_at_one_step_and_back(tmp_path: Path) -> None:
         read_until(process, "there")
     done = rankd(tmp_path, "sample", "out", "--interval", "3", "--for-steps", "30")
     assert done.returncode == 0, done.stderr
-    assert "interval 3; confirmed by ranks 0..2" in done.stdout
+    assert "interval 3; confirmed by ranks 0-2" in done.stdout
     (facts,) = [ask(tmp_path / "out", "sample.status")["facts"]]
     first, last = facts["first"], facts["last"]
     assert last == first + 29
@@ -105,7 +105,8 @@ def test_sample_changes_all_ranks_at_one_step_and_back(tmp_path: Path) -> None:
         # Ranks may end some steps apart.
         shared = {step for step in wanted if step <= max(own)}
         assert own == shared
-    assert comments(content)["sample"][0] == f"from step {first} to {last}: interval 3"
+    assert comments(content)["sample"][0] == f"steps {first}-{last}: interval 3"
+    assert done.stdout.startswith(f"{comments(content)['sample'][0]}; confirmed by")
 
 
 @pytest.mark.slow

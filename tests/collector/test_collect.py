@@ -28,3 +28,18 @@ def test_the_output_of_either_form(tmp_path: Path, yaml: str, output: str) -> No
         timeout=60,
     )
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [output], done.stderr
+    assert "did you mean" not in done.stderr
+
+
+def test_a_misspelt_section_is_warned_of(tmp_path: Path) -> None:
+    """Its settings are not in effect, so the log lies elsewhere than one would think."""
+    (tmp_path / "train.yaml").write_text("rankdd: {output: a}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "rankd.collector", "collect", "--config", "train.yaml", "--patience", "0.1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "WARNING rankdd: not used by rankd; did you mean `rankd`?" in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["rankd-output"]

@@ -101,11 +101,11 @@ def test_ranks_that_differ_are_named() -> None:
     odd = full_hello(2, 4, mindspore="2.9.0", configuration_digest="beef")
     run = joined(full_hello(0, 4), full_hello(1, 4), odd, full_hello(3, 4))
     description = describe(run, WRITER)
-    assert description["versions"]["mindspore"] == {"2.10.0": "0..1, 3", "2.9.0": "2"}
+    assert description["versions"]["mindspore"] == {"2.10.0": "0-1,3", "2.9.0": "2"}
     assert description["configuration_differs_on_ranks"] == "2"
     text = readable(description)
-    assert "MindSpore 2.10.0 on ranks 0..1, 3; 2.9.0 on ranks 2" in text
-    assert "**Another configuration is in use on ranks 2.**" in text
+    assert "MindSpore 2.10.0 on ranks 0-1,3; 2.9.0 on rank 2" in text
+    assert "**Another configuration is in use on rank 2.**" in text
 
 
 def test_what_peers_say_stays_in_its_cell() -> None:

@@ -77,7 +77,7 @@ def test_a_wrong_byte_in_the_last_entry_is_a_torn_tail(tmp_path: Path, caplog: p
     data[-1] ^= 1
     path.write_bytes(data)
     assert replayed(tmp_path) == [b"first"]
-    assert "00000001.journal: the 14 bytes from byte 29 on are no whole entry" in caplog.text
+    assert "00000001.journal: cutting 14 bytes from byte 29 on, no whole entry" in caplog.text
 
 
 def rotated(directory: Path, keep: int | None = None) -> tuple[Journal, list[int]]:

@@ -217,7 +217,7 @@ def test_parse_reads_all_parts(whole: Path, rotated: Path, name: str, capsys: py
     assert list(records_of_log(rotated / name)) == everything
     parts = [str(part.path) for part in parts_of(rotated / name)]
     assert main(["parse", *parts, str(rotated / name), "-o", "/dev/null"]) == 0
-    assert f"{len(everything)} records of 1 logs" in capsys.readouterr().err
+    assert f"{len(everything)} records of 1 log" in capsys.readouterr().err
     first = list(records_of_log(Path(parts[0])))
     assert first == everything[: len(first)] != []
 
@@ -274,7 +274,7 @@ def test_rank_logs_that_begin_later_than_the_merged_log(run: Path, capsys: pytes
     """They are compared with the journal only, and that is told."""
     forget(run, rank_log(1), 1)
     assert main(["verify", str(run)]) == 0
-    assert "the lines of 1 ranks in merged.log are not compared" in capsys.readouterr().out
+    assert "the lines of 1 rank in merged.log are not compared" in capsys.readouterr().out
 
 
 def test_what_nobody_meant_to_delete_is_found(run: Path) -> None:

@@ -13,7 +13,7 @@ from rankd.agent.resampling import Resampling
 from rankd.agent.sampling import Rates, Sampling
 from rankd.collector.protocol.errors import RankdError
 from rankd.collector.protocol.messages import Facts
-from rankd.collector.protocol.steering import Decide, Move, Rank, Tell
+from rankd.collector.protocol.steering import Decide, Move, Rank, Tell, sampled_text
 from rankd.collector.sampler import Sampler
 
 
@@ -54,7 +54,29 @@ def test_the_first_step_lies_ahead_of_all_ranks() -> None:
     assert decided(fast)["first"] == 72 + 1 + 200
     assert [move.rank for move in slow if isinstance(move, Tell)] == [0, 3]
     assert isinstance(slow[0], Decide)
-    assert slow[0].text == "from step 74 to 573: interval 1"
+    assert slow[0].text == "steps 74-573: interval 1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (
+            {"print_interval": 4, "interval": 2, "step_interval": 1, "for_steps": 9},
+            "steps 20-28: step_interval 1, interval 2, print_interval 4",
+        ),
+        ({"interval": 5, "for_steps": 1}, "step 20: interval 5"),
+        ({"interval": 5, "print_interval": 1}, "from step 20 on: interval 5, print_interval 1"),
+        ({}, "from step 20 on: as configured"),
+    ],
+)
+def test_the_log_and_the_command_say_the_same(asked: Facts, text: str) -> None:
+    """The rates in one order, whatever order they were asked for in, or have when they come back to the command."""
+    sampler, now = Sampler(), Now({0: 18}, 4.0)
+    moves, answer = sampler.asked("sample", asked, now)
+    assert isinstance(moves[0], Decide)
+    assert moves[0].text == text
+    assert sampled_text(dict(sorted(answer["facts"].items()))) == text
+    assert sampled_text(dict(sorted(answer["facts"].items(), reverse=True))) == text
 
 
 def test_ranks_confirm_and_a_late_one_moves_the_step_for_all() -> None:

@@ -182,7 +182,7 @@ def test_a_rank_that_never_comes_is_named_and_the_status_says_so(tmp_path: Path)
     status, said = collector.ended()
     peer.close()
     assert status == 1
-    assert "no goodbye from: 1" in said
+    assert "no goodbye from rank 1" in said
     lines = (tmp_path / "out" / "merged.log").read_bytes().splitlines(keepends=True)
     comments = [c for c in parse(lines) if isinstance(c, Comment)]
     assert [c.kind for c in comments if c.rank is None] == ["rank_lost", "attempt", "missing", "end"]

@@ -85,7 +85,7 @@ def test_ranks_at_one_place_are_one_group() -> None:
     _, answer = stacks.asked("stacks.found", {}, now)
     assert [(g["ranks"], g["from"], g["to"], g["text"]) for g in answer["groups"]] == [
         ("3", (6, 2), (6, 2), "load\\u001b[2J"),
-        ("0..2", (6, 2), (7, 2), "reduce"),
+        ("0-2", (6, 2), (7, 2), "reduce"),
     ]
     assert (answer["waiting"], answer["gone"]) == ([], [])
 
@@ -124,13 +124,13 @@ def test_stacks_of_ranks_that_stand_still(tmp_path: Path) -> None:
     first, second = done.stdout.split("\n== ")
     assert first.startswith("== rank 1, step 2 micro_step 2\nmain thread:\n")
     assert "in load_batch" in first
-    assert second.startswith("ranks 0, 2, step 2 micro_step 2\n")
+    assert second.startswith("ranks 0,2, step 2 micro_step 2\n")
     assert "in all_reduce" in second
     ranks[2].send_signal(signal.SIGSTOP)
     done = rankd(tmp_path, "stacks", "out", "--rank", "0,2", "--wait", "0.5")
     assert done.returncode == 1
     assert "== rank 0, step 2" in done.stdout
-    assert "no answer from 2 within 0.5 s" in done.stdout
+    assert "no answer from rank 2 within 0.5 s" in done.stdout
     ranks[2].send_signal(signal.SIGCONT)
     for process in ranks:
         assert process.stdin is not None

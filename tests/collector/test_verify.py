@@ -14,6 +14,7 @@ from rankd.collector.cli import main
 from rankd.collector.entries import Opened, Stored
 from rankd.collector.logcheck import Logs, MergedLog
 from rankd.collector.protocol.wire import Gap, Goodbye, encode_item
+from rankd.collector.protocol.wording import counted
 from rankd.collector.verify import Verification
 
 from .streams import hello, training
@@ -109,7 +110,7 @@ def test_beside_a_live_collector_what_is_unwritten_is_a_note(output: Path) -> No
         check.run()
     assert check.findings == []
     (note,) = [note for note in check.notes if note.startswith("merged.log")]
-    assert "bytes are not written yet (process 4711 on" in note
+    assert "bytes not written yet (process 4711 on" in note
 
 
 def test_a_torn_tail_of_the_journal_is_a_note(output: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_torn_tail_of_the_journal_is_a_note(output: Path) -> None:
         check = Verification(output)
         check.run()
         assert check.findings == []
-        assert f"{len(tail)} bytes from byte {len(whole)} on are a torn write" in check.notes[0]
+        assert f"{counted(len(tail), 'byte')} from byte {len(whole)} on: a torn write" in check.notes[0]
 
 
 def test_damage_in_the_journal_is_found_in_any_segment(output: Path) -> None:

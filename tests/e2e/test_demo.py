@@ -151,7 +151,7 @@ def test_the_profile_stands_in_the_log_of_its_rank(run: Run) -> None:
     (trace,) = (run.folder / "profile").glob("*/*_ascend_ms")
     size = sum(path.stat().st_size for path in trace.rglob("*") if path.is_file() and path.name != "rankd.json")
     assert told.rank == PROFILER["profiler_rank"][0]
-    steps = f"{PROFILER['start_step']}..{PROFILER['end_step']}"
+    steps = f"{PROFILER['start_step']}-{PROFILER['end_step']}"
     assert told.text.startswith(f"done: steps {steps}, {size} bytes in {trace}, export ")
     ours = [comment.text for comment in comments if comment.rank is None]
     assert ours == [
@@ -224,5 +224,5 @@ def test_the_terminal_shows_the_log_and_then_what_there_is(run: Run) -> None:
     before, log, after = run.shown.partition(run.merged)
     assert log
     assert before.count(b"\n") == 3
-    for said in ("monitor.log", "trace_view.json", "# profile done: steps 5..7", "tail -F demo-output/"):
+    for said in ("monitor.log", "trace_view.json", "# profile done: steps 5-7", "tail -F demo-output/"):
         assert said in after.decode()

@@ -85,7 +85,7 @@ def test_the_collector_outlives_the_ranks_and_ends_by_itself(outcome: Outcome) -
     assert outcome.collector_outlived_the_ranks
     # In the order in which they fell silent.
     assert sorted(text.split(":")[0] for _, text in outcome.comments("rank_lost")) == ["rank 0", "rank 1", "rank 3"]
-    assert "no goodbye from: 0, 1, 3\n" in outcome.collector_log
+    assert "no goodbye from ranks 0-1,3\n" in outcome.collector_log
     assert "(status 1)" in outcome.collector_log
 
 

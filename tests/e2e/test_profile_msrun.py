@@ -176,13 +176,13 @@ def test_a_rank_that_is_killed_while_armed_calls_it_off(run: Run) -> None:
 def test_the_log_tells_it_all_and_the_run_is_whole(run: Run) -> None:
     """Proposals, steps and ends in the collector's lines, the outputs in the ranks' own; the unknown rank is named."""
     told = comments(run.job.content())["profile"]
-    for line in ("static steps 3..5 on rank 1", "p1 proposed to ranks 0,2: 3 steps, level 0", "p3 aborted: rank 2: "):
+    for line in ("static steps 3-5 on rank 1", "p1 proposed to ranks 0,2: 3 steps, level 0", "p3 aborted: rank 2: "):
         assert [text for text in told if text.startswith(line)], told
     p1 = run.session("p1")
-    assert f"p1 steps {p1['start']}..{p1['end']} on ranks 0,2" in told
-    assert len([text for text in told if text.startswith(f"done: p1, steps {p1['start']}..{p1['end']}, ")]) == 2
+    assert f"p1 steps {p1['start']}-{p1['end']} on ranks 0,2" in told
+    assert len([text for text in told if text.startswith(f"done: p1, steps {p1['start']}-{p1['end']}, ")]) == 2
     logs = [path.read_text(errors="replace") for path in run.folder.rglob("worker_*.log")]
-    assert sum("rank 9 is not in this job of 4 ranks (0 to 3); ignored" in log for log in logs) == 1
+    assert sum("rank 9 is not in this job of 4 ranks (0-3); ignored" in log for log in logs) == 1
     assert verify(run.folder / "out").returncode == 0
 
 

@@ -68,7 +68,7 @@ def run(program: str, out: Path, blocking: bool = True) -> Any:
     ("first", "recorded"), [(1, list(range(5, 15))), (13, [13, 14])], ids=["from the start", "resumed"]
 )
 def test_exactly_the_steps_of_the_window_are_recorded(first: int, recorded: list[int], tmp_path: Path) -> None:
-    """Counted by the operators in the trace: the ten of 5..14, or what a resume leaves of them (Ascend/pytorch 167)."""
+    """Counted by the operators in the trace: the ten of 5-14, or what a resume leaves of them (Ascend/pytorch 167)."""
     seen = run(
         f"""
         session = ProfilerSession(Window(5, 14), ProfilerOptions(), out / "rank_1")
@@ -121,7 +121,7 @@ def test_training_that_ends_inside_the_window_leaves_what_was_recorded(tmp_path:
     )
     report, count = seen
     assert (report["state"], report["steps"], count) == ("done", [3, 4], 8)
-    assert "3..4" in report["reason"]
+    assert "3-4" in report["reason"]
 
 
 @pytest.mark.parametrize("kind", ["unwritable", "removed"])

@@ -162,5 +162,5 @@ def test_exit_without_a_collector_is_bounded(site: Site) -> None:
     ranks = site.job.start(range(2), 2, last=5, section={"exit_timeout": 1.0})
     ranks.ended()
     assert time.monotonic() - started < 30
-    assert ranks.said().count("were not acknowledged by the collector within 1 s") == 2
+    assert ranks.said().count("the collector did not acknowledge ") == 2
     assert not os.path.lexists(site.output)

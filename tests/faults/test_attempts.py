@@ -75,5 +75,5 @@ def test_a_rank_that_never_comes(site: Site) -> None:
     site.job.start([0], 2, last=20).ended()
     status, said = collector.ended()
     assert status == 1
-    assert "no goodbye from: 1" in said
+    assert "no goodbye from rank 1" in said
     assert states(site) == {(0, 1, "done"), (1, 1, "never came")}

@@ -154,7 +154,7 @@ def accounts(content: list[Record | Comment]) -> tuple[int, dict[str, int]]:
     gaps: dict[str, int] = {}
     for c in content:
         if isinstance(c, Comment) and c.kind == "gap" and c.rank == 0:
-            match = re.fullmatch(r"(\d+) records from step .* are missing \((\w+)\)", c.text)
+            match = re.fullmatch(r"(\d+) records? from step .* (?:is|are) missing \((\w+)\)", c.text)
             assert match is not None
             gaps[match[2]] = gaps.get(match[2], 0) + int(match[1])
     return sum(isinstance(r, Record) for r in content), gaps

@@ -88,7 +88,7 @@ def test_who_hears_of_the_step_too_late_stops_the_others_and_fails_the_session()
     said(8, "missed", reason="told too late")
     assert session.phase is Phase.FAILING
     assert (what(session, 0), what(session, 8)) == ("stop", None)
-    said(0, "done", reason="steps 20..20")
+    said(0, "done", reason="step 20")
     assert (session.phase, session.reason) == (Phase.FAILED, "rank 8: told too late")
 
 
@@ -120,7 +120,7 @@ def test_a_session_that_is_stopped_ends_when_all_have() -> None:
     session.stop("stopped by request")
     assert [what(session, rank) for rank in (0, 8)] == ["stop", "stop"]
     said(8, "aborted", reason="stopped by request")
-    said(0, "done", reason="stopped by request; of the window 20..22 …")
+    said(0, "done", reason="stopped by request; of the window 20-22 …")
     assert (session.phase, session.reason) == (Phase.STOPPED, "stopped by request")
 
 

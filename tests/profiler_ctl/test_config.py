@@ -137,8 +137,8 @@ def test_levels(number: int, level: str) -> None:
         ([0], [0], []),
         ([0, 3], [0, 3], []),
         ([], [], ["profiler.profiler_rank: found [], so no rank profiles; leave it out for all ranks"]),
-        ([1, 4], [1], ["profiler.profiler_rank: rank 4 is not in this job of 4 ranks (0 to 3); ignored"]),
-        ([-1, 8], [], ["profiler.profiler_rank: ranks -1, 8 are not in this job of 4 ranks (0 to 3); ignored"]),
+        ([1, 4], [1], ["profiler.profiler_rank: rank 4 is not in this job of 4 ranks (0-3); ignored"]),
+        ([-1, 8], [], ["profiler.profiler_rank: ranks -1, 8 are not in this job of 4 ranks (0-3); ignored"]),
     ],
     ids=["None 表示所有 rank 均采集", "单机调优一般只采 [0]", "two", "none", "one outside", "all outside"],
 )

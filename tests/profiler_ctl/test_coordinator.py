@@ -77,7 +77,7 @@ def test_the_step_is_chosen_so_that_the_command_arrives_in_time() -> None:
     assert run.start() == {"session": "p1", "ranks": "0-1", "count": 2}
     for rank in (0, 1):
         run.report("p1", rank, "armed", step=10)
-    assert run.window("p1") == "15..17"
+    assert run.window("p1") == "15-17"
 
 
 def test_the_decision_comes_before_anybody_is_told() -> None:
@@ -106,7 +106,7 @@ def test_a_pace_that_is_not_known_is_waited_for() -> None:
     run.start("1")
     run.report("p2", 1, "armed", step=7)
     run.coordinator.tick(NOW + ARM_TIMEOUT)
-    assert run.window("p2") == "9..11"
+    assert run.window("p2") == "9-11"
 
 
 @pytest.mark.parametrize(
@@ -135,14 +135,14 @@ def test_sessions_that_overlap_on_a_rank_are_refused_with_the_name_of_the_other(
         run.start("1-2")
     for rank in (0, 1):
         run.report("p1", rank, "armed")
-    with pytest.raises(RankdError, match=r"p1 profiles steps 50\.\.52 on rank 1"):
+    with pytest.raises(RankdError, match=r"p1 profiles steps 50-52 on rank 1"):
         run.start("1-2", at=52)
     run.start("1-2", at=53)
     run.start("3", at=51)
     # Chosen by the collector, and so before them.
     run.start("0", steps=2)
     run.report("p4", 0, "armed")
-    assert run.window("p4") == "15..16"
+    assert run.window("p4") == "15-16"
 
 
 def test_ranks_are_chosen_by_what_they_are_and_do() -> None:
@@ -159,7 +159,7 @@ def test_ranks_are_chosen_by_what_they_are_and_do() -> None:
 @pytest.mark.parametrize(
     ("ranks", "more", "said"),
     [
-        ("2,9", {}, r"rank 9 is not in this job \(0 to 3\)"),
+        ("2,9", {}, r"rank 9 is not in this job \(this job has ranks 0-3\)"),
         ("3", {}, "rank 3 is not connected"),
         ("0-2", {"pp_stage": 1}, "no rank has said its pipeline stage"),
         ("x", {}, "allowed: ranks"),
@@ -245,16 +245,16 @@ def test_the_configurations_window_is_a_session_like_others() -> None:
     """Committed at once, reported by the chosen ranks, in the way of others."""
     run = Run(abouts=dict.fromkeys(range(4), about(STATIC)))
     session = run.coordinator.sessions["static"]
-    assert (session.phase, list(session.parts), run.window("static")) == (Phase.COMMITTED, [0, 1], "20..22")
+    assert (session.phase, list(session.parts), run.window("static")) == (Phase.COMMITTED, [0, 1], "20-22")
     told = {each.rank for each in run.out if isinstance(each, Tell)}
     assert told == {0, 1}
-    with pytest.raises(RankdError, match=r"static profiles steps 20\.\.22 on rank 1"):
+    with pytest.raises(RankdError, match=r"static profiles steps 20-22 on rank 1"):
         run.start("1-2", at=21)
     for rank in (0, 1):
         run.report("static", rank, "done", bytes=5, count=3)
     assert run.lines() == [
-        "static steps 20..22 on ranks 0-1",
-        "static done: steps 20..22 on ranks 0-1, 10 bytes",
+        "static steps 20-22 on ranks 0-1",
+        "static done: steps 20-22 on ranks 0-1, 10 bytes",
     ]
 
 

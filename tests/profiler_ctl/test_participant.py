@@ -84,7 +84,7 @@ def test_a_session_on_demand_from_the_proposal_to_the_output(tmp_path: Path) -> 
     assert (last["first"], last["last"], last["count"], last["bytes"]) == (5, 6, 2, len(TRACE))
     assert last["path"] == str(tmp_path / "there" / "rank_1" / "host_1_0_ascend_ms")
     (note,) = rank.side.notes()
-    assert note.startswith(f"done: p1, steps 5..6, {len(TRACE)} bytes in {last['path']}, export ")
+    assert note.startswith(f"done: p1, steps 5-6, {len(TRACE)} bytes in {last['path']}, export ")
     assert rank.side.notes() == []
 
 
@@ -101,9 +101,9 @@ def test_sessions_one_after_the_other(tmp_path: Path) -> None:
     assert [steps for _, _, steps in rank.made] == [2, 2, 2]
     assert len(list((tmp_path / "profile" / "rank_1").iterdir())) == 3
     assert sorted(note.split(" bytes")[0] for note in rank.side.notes()) == [
-        f"done: p1, steps 2..3, {len(TRACE)}",
-        f"done: p2, steps 8..9, {len(TRACE)}",
-        f"done: steps 5..6, {len(TRACE)}",
+        f"done: p1, steps 2-3, {len(TRACE)}",
+        f"done: p2, steps 8-9, {len(TRACE)}",
+        f"done: steps 5-6, {len(TRACE)}",
     ]
 
 
@@ -116,7 +116,7 @@ def test_a_rank_that_cannot_refuses_with_the_reason(tmp_path: Path) -> None:
     assert rank.propose("p1", Asked(1, at=3)) == "refused"
     assert rank.reports[-1]["reason"] == "step 3 is past: this rank is at step 3"
     assert rank.propose("p2", Asked(3, at=4)) == "refused"
-    assert rank.reports[-1]["reason"] == "the profiler is busy with session static (steps 5..6)"
+    assert rank.reports[-1]["reason"] == "the profiler is busy with session static (steps 5-6)"
     assert rank.propose("p3") == "armed"
     assert rank.propose("p4") == "refused"
     assert rank.reports[-1]["reason"] == "the profiler is busy with session p3 (armed)"
@@ -169,7 +169,7 @@ def test_stop_ends_a_recording_at_the_next_boundary(tmp_path: Path) -> None:
     rank.train(7, 8)
     last = rank.reports[-1]
     assert (last["state"], last["count"]) == ("done", 2)
-    assert last["reason"] == "stopped by request; of the window 5..9, these steps were trained here: 5..6"
+    assert last["reason"] == "stopped by request; of the window 5-9, these steps were trained here: 5-6"
     rank.propose("p2")
     rank.commit(20, 21, "p2")
     assert rank.hear("stop", "p2", reason="stopped by request") == "aborted"

@@ -33,12 +33,12 @@ def test_a_window_of_one_step_starts_and_ends_with_it() -> None:
 
 
 def test_a_resume_inside_the_window_records_the_rest_of_it() -> None:
-    """Steps are global ones: training that goes on at step 6 has two steps of 5..7 left."""
+    """Steps are global ones: training that goes on at step 6 has two steps of 5-7 left."""
     plan = Plan(Window(5, 7))
     assert run_steps(plan, 6, 7) == [Action.START, Action.STEP, Action.LAST_STEP]
     plan.written()
     assert plan.steps == [6, 7]
-    assert plan.reason == "of the window 5..7, these steps were trained here: 6..7"
+    assert plan.reason == "of the window 5-7, these steps were trained here: 6-7"
 
 
 def test_a_resume_after_the_window_is_skipped_with_the_reason() -> None:
@@ -46,7 +46,7 @@ def test_a_resume_after_the_window_is_skipped_with_the_reason() -> None:
     plan = Plan(Window(5, 7))
     assert run_steps(plan, 8, 12) == []
     assert plan.state is State.SKIPPED
-    assert plan.reason == "training starts at step 8, after the window 5..7"
+    assert plan.reason == "training starts at step 8, after the window 5-7"
 
 
 def test_training_that_ends_before_the_window_is_skipped_with_the_reason() -> None:
@@ -54,7 +54,7 @@ def test_training_that_ends_before_the_window_is_skipped_with_the_reason() -> No
     plan = Plan(Window(5, 7))
     run_steps(plan, 1, 4)
     assert plan.closed() is Action.NOTHING
-    assert (plan.state, plan.reason) == (State.SKIPPED, "training ended before the window 5..7")
+    assert (plan.state, plan.reason) == (State.SKIPPED, "training ended before the window 5-7")
 
 
 @pytest.mark.parametrize("first_after", [1, 9])

@@ -111,7 +111,7 @@ def test_training_that_ends_inside_the_window_still_gives_its_output(tmp_path: P
     session.close(5)
     assert profiler.calls == ["start 3", "step", "stop", "wait 5"]
     assert session.report.state is State.DONE
-    assert session.report.reason == "of the window 5..7, these steps were trained here: 5..5"
+    assert session.report.reason == "of the window 5-7, these steps were trained here: 5"
 
 
 @pytest.mark.parametrize("fails", ["start", "step", "stop", "wait"])
@@ -129,7 +129,7 @@ def test_a_failing_profiler_costs_the_session_and_one_warning(
     assert report.reason.startswith(f"OSError: no luck in {fails}")
     assert profiler.calls[-1] == ("start 2" if fails == "start" else "abandon")
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
-    assert "profiling of steps 2..3 stopped, training goes on" in caplog.text
+    assert "profiling of steps 2-3 stopped, training goes on" in caplog.text
 
 
 def test_a_profiler_that_also_fails_when_let_go_of_is_still_one_warning(

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import math
+import re
 import urllib.request
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,11 +21,11 @@ from rankd.collector.config import OutputConfig, RankdConfig
 from rankd.collector.outputs import optional_sinks, sink_of
 from rankd.collector.protocol.csvtext import CSV_HEAD, block_rows
 from rankd.collector.protocol.jsonl import block_lines, record_object
-from rankd.collector.protocol.records import Comment, Frame, NameTable, Position, RankBlock
+from rankd.collector.protocol.records import Comment, Frame, Level, NameTable, Position, RankBlock
 from rankd.collector.run import Released
 from rankd.collector.settings import SettingsError
 from rankd.collector.sinks import guarded, prometheus
-from rankd.collector.sinks.prometheus import PrometheusSink
+from rankd.collector.sinks.prometheus import PrometheusSink, series_name
 from rankd.collector.sinks.sink import FanOut, Off
 from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink
 from rankd.collector.sinks.table import FileSink, csv_sink, jsonl_sink
@@ -295,8 +296,10 @@ def test_layer_groups(name: str, group: str) -> None:
 # -- Prometheus -------------------------------------------------------------------------------------------------------
 
 
-def scrape(sink: PrometheusSink) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=20) as answer:
+def scrape(sink: PrometheusSink, openmetrics: bool = False) -> str:
+    accept = "application/openmetrics-text; version=1.0.0" if openmetrics else "text/plain"
+    asked = urllib.request.Request(f"http://127.0.0.1:{sink.port}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(asked, timeout=20) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -313,6 +316,92 @@ def test_prometheus_scrapes_the_latest_values() -> None:
     assert "rankd_values_not_exported_total 0.0" in text
 
 
+def parsed(text: str, openmetrics: bool = False) -> dict[str, dict[str, float]]:
+    """Family → rank → value, by prometheus_client's own parser; nothing may stand twice."""
+    from prometheus_client.openmetrics import parser as strict
+    from prometheus_client.parser import text_string_to_metric_families
+
+    read = strict.text_string_to_metric_families if openmetrics else text_string_to_metric_families
+    out: dict[str, dict[str, float]] = {}
+    for family in read(text):
+        assert family.name not in out, family.name
+        ranks = [sample.labels.get("rank", "") for sample in family.samples]
+        assert len(set(ranks)) == len(ranks), family
+        out[family.name] = {sample.labels.get("rank", ""): sample.value for sample in family.samples}
+    return out
+
+
+CLASHING = (
+    *("attempt", "Attempt", "rankd_attempt", "values_not_exported", "values_not_exported_total", "local_loss_", "_"),
+    *(
+        "local_norm_min",
+        "local_norm_l2",
+        "tpe_max",
+        "a.b",
+        "a/b",
+        "a_b",
+        "a b",
+        "a__b",
+        "a_2e_b",
+        "U__a_2e_b",
+        "U__attempt",
+    ),
+    *("损失", "准确", "é", "e\u0301", "9", "9a", "x", "x_total", "x_created", "x_count", "x_info", "loss_max", "a:b"),
+)
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_a_users_metric_never_meets_a_series_of_ours_nor_another_metrics(openmetrics: bool) -> None:
+    """Whatever they are called, in whatever order they come: each has a series, and all keep their own values."""
+    values = {metric: float(number) for number, metric in enumerate(CLASHING, 100)}
+    served = []
+    for metrics in (CLASHING, CLASHING[::-1]):
+        sink = PrometheusSink("127.0.0.1:0", str)
+        frames = tuple(Frame.scalar(metric, values[metric]) for metric in metrics)
+        # `loss` of a micro-step is the user's own, that of the step is not.
+        micro = (*frames, Frame.scalar("local_loss", 1.5), Frame.scalar("loss", 2.5))
+        sink.write([*steps(6, 7, ranks=(0, 1)), *(RankBlock(rank, Position(3, 8, 1), micro) for rank in (0, 1))])
+        served.append(parsed(scrape(sink, openmetrics), openmetrics))
+        sink.close()
+    found = served[0]
+    assert served[1] == found
+    for metric, value in values.items():
+        assert found[f"rankd_{series_name(metric, Level.MICRO_STEP)}"] == {"0": value, "1": value}, metric
+    ours = {"attempt": 3.0, "step": 8.0, "local_loss": 1.5, "loss": 3.5, "U__loss": 2.5, "local_norm_min": 7.0}
+    assert {name: found[f"rankd_{name}"]["0"] for name in ours} == ours
+    assert found["rankd_values_not_exported"] == {"": 0.0}
+    assert len(found) == len(CLASHING) + len({*ours, "lr", "mine", "local_norm_max", "local_norm_l2"}) + 1
+
+
+@given(st.sets(strategies.user_metrics, min_size=2, max_size=8))
+def test_two_metrics_have_two_names(metrics: set[str]) -> None:
+    """And each name is one that Prometheus allows."""
+    names = {series_name(metric, Level.STEP) for metric in metrics}
+    assert len(names) == len(metrics)
+    assert all(re.fullmatch("[a-zA-Z0-9_]+", name, re.ASCII) for name in names)
+
+
+@given(st.lists(st.text("_.U2e/", min_size=1, max_size=9), unique=True))
+def test_names_made_of_the_escapes_own_characters_stay_apart(metrics: list[str]) -> None:
+    """The escape's own marks are escaped too."""
+    assert len({series_name(metric, Level.STEP) for metric in metrics}) == len(metrics)
+
+
+def test_another_name_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """collector.log says under which name the metric is found."""
+    sink = PrometheusSink("127.0.0.1:0", str)
+    with caplog.at_level(logging.INFO):
+        for step in (1, 2):
+            block = (Frame.scalar("eval/loss", 1.0), Frame.scalar("mine", 1.0))
+            sink.write([RankBlock(rank, Position(1, step), block) for rank in (0, 1)])
+    text = scrape(sink)
+    sink.close()
+    told = [record.message for record in caplog.records if "the metric" in record.message]
+    assert len(told) == 1
+    assert told[0].startswith("the metric 'eval/loss' is rankd_U__eval_2f_loss for Prometheus")
+    assert "# HELP rankd_U__eval_2f_loss latest eval/loss of a rank\n" in text
+
+
 def test_the_number_of_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics beyond the bound, and ranks beyond it, are counted and not exported."""
     monkeypatch.setattr(prometheus, "MAX_METRICS", 10)
@@ -322,6 +411,6 @@ def test_the_number_of_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     sink.write([RankBlock(rank, Position(1, 1), many) for rank in range(8)])
     text = scrape(sink)
     sink.close()
-    assert text.count("# TYPE rankd_user") == 8
-    assert text.count("rankd_user_metric_0{") == 4
+    assert text.count("# TYPE rankd_U__user") == 8
+    assert text.count("rankd_U__user_20_metric_20_0{") == 4
     assert f"rankd_values_not_exported_total {4 * 42 + 4 * 50}.0" in text
