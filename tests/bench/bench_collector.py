@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,10 +156,10 @@ def settled_cpu(process: psutil.Process) -> float:
 
 
 @contextmanager
-def rankd_collector(output: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """A collector, and where it listens."""
+def rankd_collector(output: Path, more: Mapping[str, object] | None = None) -> Iterator[tuple[str, psutil.Process]]:
+    """A collector, with `more` settings, and where it listens."""
     # For ever silent between pushes: nobody must be taken for lost.
-    settings = {"output": str(output), "lost_after": 10_000, "max_hold": 10_000}
+    settings = {"output": str(output), "lost_after": 10_000, "max_hold": 10_000, **(more or {})}
     process = subprocess.Popen(
         [sys.executable, "-m", "rankd.collector", "collect", "--settings", "-"],
         stdin=subprocess.PIPE,
