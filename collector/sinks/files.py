@@ -25,7 +25,7 @@ from .gzipped import DamagedPartError
 from .parts import LogReader, cut_log, hold_place, layout_of, part_path
 from .retention import Rotation
 
-__all__ = ["Buffer", "LogFiles"]
+__all__ = ["Buffer", "LogFiles", "OpenFiles", "write_at"]
 
 _logger = logging.getLogger(__name__)
 
@@ -347,10 +347,35 @@ def _reaches(path: Path, size: int, base: int) -> bool:
     return max(layout.base, base) + layout.size >= size and not any(start < size for start, _ in layout.holes())
 
 
-class OpenFiles:
-    """File descriptors for appending; beyond a number of them, the one that was not used for longest is closed."""
+def write_at(fd: int, parts: Sequence[Buffer], offset: int) -> None:
+    """Write `parts` one after the other, from byte `offset` of a file on that was not opened to append.
 
-    def __init__(self, most: int | None = None) -> None:
+    Raises:
+        OSError: not all of it could be written.
+    """
+    for start in range(0, len(parts), _MAX_PARTS):
+        batch = parts[start : start + _MAX_PARTS]
+        size = sum(map(len, batch))
+        written = os.pwritev(fd, batch, offset)
+        if written < size:
+            # A full disk writes a part, and fails at the next call only.
+            left = memoryview(b"".join(batch))
+            while written < size:
+                written += os.pwrite(fd, left[written:], offset + written)
+        offset += size
+
+
+class OpenFiles:
+    """File descriptors of logs; beyond a number of them, the one that was not used for longest is closed.
+
+    Args:
+        most: how many; None: a share of what this process may open.
+        append: what is written goes to the end of the file, wherever that is.
+    """
+
+    def __init__(self, most: int | None = None, *, append: bool = True) -> None:
+        # Readable as well, to compare what a restart finds.
+        self._flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if append else 0)
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = most or max(_LEAST_OPEN_FILES, allowed // _SHARE_OF_FILES)
         self._open: OrderedDict[Path, int] = OrderedDict()
@@ -362,7 +387,7 @@ class OpenFiles:
             return fd
         while len(self._open) >= self._most:
             os.close(self._open.popitem(last=False)[1])
-        fd = _open_for_append(path)
+        fd = _open_or_make(path, self._flags)
         self._open[path] = fd
         return fd
 
@@ -377,9 +402,7 @@ class OpenFiles:
             os.close(self._open.popitem()[1])
 
 
-def _open_for_append(path: Path) -> int:
-    # Readable as well, to compare what a restart finds.
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+def _open_or_make(path: Path, flags: int) -> int:
     try:
         return os.open(path, flags, 0o644)
     except FileNotFoundError:

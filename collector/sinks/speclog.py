@@ -14,7 +14,16 @@ from .merged_index import MERGED_INDEX, IndexWriter
 from .parts import log_of_part
 from .retention import Retention, Rotation
 
-__all__ = ["MERGED_LOG", "SpecLogSink", "is_log", "log_texts", "rank_log", "rank_logs_in"]
+__all__ = [
+    "MERGED_LOG",
+    "SpecLogSink",
+    "cut_batches",
+    "is_log",
+    "log_parts",
+    "log_texts",
+    "rank_log",
+    "rank_logs_in",
+]
 
 MERGED_LOG = "merged.log"
 
@@ -43,10 +52,10 @@ def rank_logs_in(output: Path) -> set[str]:
 
 def log_texts(renderer: Renderer, released: Iterable[RankBlock | Comment]) -> dict[str, bytes]:
     """What these add to each log, by its path below the output directory; merged.log comes last."""
-    return {name: b"".join(parts) for name, parts in _log_parts(renderer, released).items()}
+    return {name: b"".join(parts) for name, parts in log_parts(renderer, released).items()}
 
 
-def _log_parts(
+def log_parts(
     renderer: Renderer, released: Iterable[RankBlock | Comment], index: IndexWriter | None = None
 ) -> dict[str, list[Buffer]]:
     """`log_texts`, as buffers to be written one after the other; with `index`, what that adds to its file too."""
@@ -69,16 +78,20 @@ def _log_parts(
     return {**logs, MERGED_LOG: merged, MERGED_INDEX: entries} if entries else {**logs, MERGED_LOG: merged}
 
 
-def _batches(released: Sequence[RankBlock | Comment]) -> Iterator[Sequence[RankBlock | Comment]]:
-    """Cut where about _BATCH_BYTES of columns are together."""
-    start = size = 0
-    for index, each in enumerate(released):
-        size += sum(len(frame.column) for frame in each.frames) if isinstance(each, RankBlock) else 0
-        if size >= _BATCH_BYTES:
-            yield released[start : index + 1]
-            start, size = index + 1, 0
-    if start < len(released):
-        yield released[start:]
+def cut_batches(
+    released: Iterable[RankBlock | Comment], size: int = _BATCH_BYTES, most: int | None = None
+) -> Iterator[list[RankBlock | Comment]]:
+    """Cut where about `size` bytes of columns are together, or `most` blocks and comments."""
+    batch: list[RankBlock | Comment] = []
+    together = 0
+    for each in released:
+        batch.append(each)
+        together += sum([len(frame.column) for frame in each.frames]) if isinstance(each, RankBlock) else 0
+        if together >= size or len(batch) == most:
+            yield batch
+            batch, together = [], 0
+    if batch:
+        yield batch
 
 
 def _of_logs(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -134,8 +147,8 @@ class SpecLogSink:
         failure: OSError | None = None
         if self._with_index and self._index is None:
             self._index = self._index_writer({})
-        for batch in _batches(released):
-            for name, parts in _log_parts(self._renderer, batch, self._index).items():
+        for batch in cut_batches(released):
+            for name, parts in log_parts(self._renderer, batch, self._index).items():
                 self._files.take(name, parts)
             try:
                 self.retry()

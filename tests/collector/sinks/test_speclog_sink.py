@@ -15,6 +15,7 @@ import pytest
 from rankd.collector.protocol.errors import RecordError
 from rankd.collector.protocol.records import Comment, Frame, NameTable, Position, RankBlock
 from rankd.collector.protocol.speclog import Renderer, merged_text
+from rankd.collector.sinks.files import Buffer, OpenFiles, write_at
 from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink, rank_log
 
 Released = RankBlock | Comment
@@ -137,6 +138,29 @@ def test_a_thousand_ranks_under_the_usual_limit_of_files(tmp_path: Path) -> None
         sink.close()
         assert open_files() == before
     assert logs(tmp_path) == texts(first, second)
+
+
+def test_parts_are_written_at_a_place(tmp_path: Path) -> None:
+    """More buffers than one call takes, in the middle of a file and behind its end; what stands beside them stays."""
+    parts: list[Buffer] = [memoryview(b"%d," % i) for i in range(2_500)]
+    text, path = b"".join(parts), tmp_path / "rank_0" / "monitor.log"
+    files = OpenFiles(append=False)
+    write_at(files.open(path), [b"behind"], len(text) + 2)
+    write_at(files.open(path), parts, 1)
+    files.close()
+    assert path.read_bytes() == b"\0" + text + b"\0behind"
+
+
+def test_parts_for_which_there_is_no_room(tmp_path: Path) -> None:
+    """Wherever it stops, that is an error, and the bytes up to there are written."""
+    parts: list[Buffer] = [b"%d," % i for i in range(2_500)]
+    text = b"".join(parts)
+    for room in (0, 1, 1_000, 5_000, len(text) - 1):
+        files = OpenFiles(append=False)
+        with limit(resource.RLIMIT_FSIZE, room), pytest.raises(OSError, match="File too large"):
+            write_at(files.open(tmp_path / str(room)), parts, 0)
+        files.close()
+        assert (tmp_path / str(room)).read_bytes() == text[:room]
 
 
 # -- no room ----------------------------------------------------------------------------------------------------------
