@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import sys
 from pathlib import Path
 
 import pytest
 
 from rankd.collector.cli import main
-from rankd.collector.rebuild import progress_line
+from rankd.collector.rebuild import printers_for, progress_line
 
 from .streams import training
 from .written import entries_of, write_run
@@ -77,3 +78,32 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
         said = os.read(ours, 1_000)
     os.close(ours)
     assert said == b"\rrebuilding:  25 % of 4 MiB\r\x1b[K"
+
+
+def test_a_small_journal_takes_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start others takes longer than it would save; a large one takes one for each processor."""
+    write_run(tmp_path / "out", entries_of(RANKS))
+    monkeypatch.setattr(sys, "executable", "not to be started")
+    main(["rebuild", str(tmp_path / "out"), "--into", str(tmp_path / "again")])
+    assert logs(tmp_path / "again") == logs(tmp_path / "out")
+    assert printers_for(2**20) == 0
+    usable = len(os.sched_getaffinity(0))
+    assert printers_for(2**30) == (0 if usable == 1 else min(8, usable))
+
+
+def test_one_processor_takes_one_process() -> None:
+    """However large the journal is: there is nothing to share."""
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usable)})
+    try:
+        assert printers_for(2**40) == 0
+    finally:
+        os.sched_setaffinity(0, usable)
+
+
+@pytest.mark.parametrize("asked", ["-1", "65", "two", "1.5"])
+def test_a_number_of_processes_that_is_none(tmp_path: Path, asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is allowed is said."""
+    with pytest.raises(SystemExit):
+        main(["rebuild", str(tmp_path), "--into", str(tmp_path / "again"), f"--printers={asked}"])
+    assert f"expected a number from 0 to 64, found {asked}" in capsys.readouterr().err
