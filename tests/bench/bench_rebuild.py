@@ -1,9 +1,10 @@
 """`rankd rebuild` (all logs from the journal) against `LC_ALL=C sort -m` of the rank logs with their prefixes.
 
 The prefixed logs are there before `sort` starts, as text; it makes one file. Rebuild prints every number from its
-float64, and makes that file and all rank logs. What CPython needs for the printing and writing alone is measured too.
+float64, and makes that file and all rank logs, with as many processes as it takes by itself. What CPython needs for the
+printing and writing alone is measured too.
 
-    python -m tests.bench.bench_rebuild [--records 3000000]
+    python -m tests.bench.bench_rebuild [--records 12000000] [--turns 3] [--printers N]
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .bench_collector import NORMS, Driver, rankd_collector, text_only
+from rankd.collector.rebuild import printers_for
+
+from .bench_collector import NORMS, Driver, journal_bytes, rankd_collector, text_only
 from .figures import Figure, command, median, ratio
 
 _RANKS = 16
@@ -49,10 +52,12 @@ def measure(args: argparse.Namespace) -> Iterator[Figure]:
             with path.open("wb") as out:
                 subprocess.run(["sed", f"s/^/[{log.parent.name}] /", str(log)], stdout=out, check=True)
             prefixed.append(str(path))
+        printers = printers_for(journal_bytes(output)) if args.printers is None else args.printers
+        into = folder / "into"
+        rebuild = [sys.executable, "-m", "rankd.collector", "rebuild", str(output), "--into", str(into)]
+        rebuild += ["--printers", str(printers)]
         rebuilt, sorted_ = [], []
-        for _ in range(1 if args.quick else 3):
-            into = folder / "into"
-            rebuild = [sys.executable, "-m", "rankd.collector", "rebuild", str(output), "--into", str(into)]
+        for _ in range(1 if args.quick else args.turns):
             rebuilt.append(timed(rebuild))
             same = (into / "merged.log").read_bytes() == (output / "merged.log").read_bytes()
             shutil.rmtree(into)
@@ -62,16 +67,24 @@ def measure(args: argparse.Namespace) -> Iterator[Figure]:
         shutil.rmtree(folder)
     wall = ratio([w for w, _ in rebuilt], [w for w, _ in sorted_])
     cpu = ratio([c for _, c in rebuilt], [c for _, c in sorted_])
-    note = f"{blocks * _RANKS * NORMS / 1e6:.1f} M records, {rebuilt[-1][0]:.1f} s; rank logs included"
-    yield Figure("rankd rebuild, of sort -m: wall time", wall, "x", 1, note=note)
-    yield Figure("rankd rebuild, of sort -m: CPU time", cpu, "x", 1)
     records = blocks * _RANKS * NORMS
+    how = f"{records / 1e6:.1f} M records, {1 + printers} processes; rank logs included"
+    yield Figure("rankd rebuild, of sort -m: wall time", wall, "x", 1, note=f"{how}; {_seconds(rebuilt, sorted_, 0)}")
+    yield Figure("rankd rebuild, of sort -m: CPU time", cpu, "x", 1, note=_seconds(rebuilt, sorted_, 1))
     limit = records / text_only(records) / median(c for _, c in sorted_)
     yield Figure("  its limit: printing and writing alone, of sort -m", limit, "x")
 
 
+def _seconds(rebuilt: list[tuple[float, float]], sorted_: list[tuple[float, float]], which: int) -> str:
+    one, other = (median(times[which] for times in series) for series in (rebuilt, sorted_))
+    return f"{one:.1f} s against {other:.1f} s"
+
+
 def declare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--records", type=int, default=3_000_000)
+    # So many that starting the processes is a small part.
+    parser.add_argument("--records", type=int, default=12_000_000)
+    parser.add_argument("--turns", type=int, default=3, help="how often each is measured (default 3)")
+    parser.add_argument("--printers", type=int, help="as of `rankd rebuild` (default: what that takes by itself)")
 
 
 if __name__ == "__main__":
