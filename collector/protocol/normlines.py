@@ -2,9 +2,10 @@
 
 Norms are most of what a run records, and `%` printing them one by one was the largest part of the collector's time.
 A norm stands in ten columns, `%10.6f`, so the place of each is known: a copy of the lines with blanks in these places
-gets the digits from tables, a few calls of numpy for a whole frame, in a third of the time. That is what numpy is used
-for, where it is installed; it always is beside MindSpore. The text is the same to the byte: where the digits are not
-certain, or ten columns do not do, the whole frame is printed by `%`, as it is without numpy.
+gets the digits from tables, a few calls of numpy for a whole frame, in a third of the time, or for several frames, in a
+sixth. That is what numpy is used for, where it is installed; it always is beside MindSpore. The text is the same to the
+byte: where the digits are not certain, or ten columns do not do, the whole frame is printed by `%`, as it is without
+numpy.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _TAIL = b" }\n"
 # Calling numpy some twenty times costs as much as printing so many values one by one (measured: 15 µs).
 _FEW = 150
 
-_Write = Callable[[bytes, bytes, bytes], "bytearray | None"]
+_Write = Callable[[bytes, bytes, Sequence[bytes]], "bytearray | None"]
 
 
 @functools.cache
 def _numpy_write() -> _Write | None:
-    """A function of the blank lines, the places of the values in them (int64) and a column of float64: the lines, or
-    None where one of the values has to be printed by itself. None: there is no numpy.
+    """A function of the blank lines, the places of the values in them (int64) and columns of float64: the lines of each
+    column, or None where one of the values has to be printed by itself. None: there is no numpy.
     """
     try:
         import numpy as np
@@ -47,8 +48,9 @@ def _numpy_write() -> _Write | None:
     text_of_value = np.dtype([("first", "<u4"), ("rest", "<u8")])
     lowest, highest = np.minimum.reduce, np.maximum.reduce
 
-    def write(blank: bytes, places: bytes, column: bytes) -> bytearray | None:
-        values = np.frombuffer(column, "<f8")
+    def write(blank: bytes, places: bytes, columns: Sequence[bytes]) -> bytearray | None:
+        count = len(columns)
+        values = np.frombuffer(columns[0] if count == 1 else b"".join(columns), "<f8")
         low = lowest(values)
         if not (low > -99.9 and highest(values) < 999.9):  # it takes more than ten columns, or is no number
             return None
@@ -72,10 +74,11 @@ def _numpy_write() -> _Write | None:
         if low <= 0:  # -0.0 has a sign too
             number += np.signbit(values) * 1_000
         texts["first"] = first[number]
-        lines = bytearray(blank)
-        # Every place at which twelve bytes can begin, as an array over the text.
-        windows: np.ndarray[Any, Any] = np.ndarray((len(lines) - 11,), "V12", lines, 0, (1,))
-        windows[np.frombuffer(places, "i8")] = texts.view("V12")
+        lines = bytearray(blank * count)
+        # Every place at which twelve bytes can begin, as an array over the text; a row for each column.
+        size = len(blank)
+        windows: np.ndarray[Any, Any] = np.ndarray((count, size - 11), "V12", lines, 0, (size, 1))
+        windows[:, np.frombuffer(places, "i8")] = texts.view("V12").reshape(count, -1)
         return lines
 
     return write
@@ -99,7 +102,6 @@ class NormLines:
         ends = accumulate(len(head) + len(gap) for head in heads)
         self._places = array("q", [end - len(gap) for end in ends]).tobytes()
         self._values = struct.Struct(f"<{len(heads)}d")
-        self._write = _numpy_write() if len(heads) > _FEW else None
         self._template: bytes | None = None
 
     @property
@@ -109,8 +111,20 @@ class NormLines:
 
     def fill(self, column: bytes) -> bytes | bytearray:
         """The lines with these values, little-endian float64, one for each head."""
-        lines = self._write(self._blank, self._places, column) if self._write is not None else None
+        lines = self._written([column])
         return self._printed(column) if lines is None else lines
+
+    def fill_all(self, columns: Sequence[bytes]) -> Sequence[bytes | bytearray | memoryview]:
+        """`fill` of each; several at once take half the time."""
+        lines = self._written(columns) if len(columns) > 1 else None
+        if lines is None:
+            return [self.fill(column) for column in columns]
+        text, size = memoryview(lines), len(self._blank)
+        return [text[start : start + size] for start in range(0, len(lines), size)]
+
+    def _written(self, columns: Sequence[bytes]) -> bytearray | None:
+        write = _numpy_write() if len(columns) * self._values.size > 8 * _FEW else None
+        return None if write is None else write(self._blank, self._places, columns)
 
     def _printed(self, column: bytes) -> bytes:
         if self._template is None:

@@ -51,6 +51,7 @@ _MAX_LOGIT = _metric_of("max_attention_logit", Level.STEP).place
 _SUMMARY = _metric_of(SUMMARY_FIELDS[0], Level.STEP).place
 _SUMMARY_PLACES = frozenset(_metric_of(name, Level.STEP).place for name in SUMMARY_FIELDS)
 _USER_PLACE = _metric_of("any other name", Level.STEP).place
+_NORMS = frozenset({"local_norm", "device_norm"})
 
 # How the step summary prints its fields: label, format, unit.
 _SUMMARY_FORMATS = {
@@ -160,7 +161,9 @@ class Renderer:
         self._templates: _Cache[tuple[str, NameTable, bytes | None, bytes | None], NormLines | _Lists]
         self._templates = _Cache(_TEMPLATE_BUDGET)
         self._heads: _Cache[tuple[str, NameTable], tuple[bytes, ...]] = _Cache(_HEADS_BUDGET)
-        self._sections: dict[int, Callable[[RankBlock, Sequence[Frame]], bytes | bytearray]] = {
+        # Lines of norms that were printed ahead, by the frame's id, while `texts` is at work.
+        self._ahead: dict[int, bytes | bytearray | memoryview] = {}
+        self._sections: dict[int, Callable[[RankBlock, Sequence[Frame]], bytes | bytearray | memoryview]] = {
             _LOCAL_LOSS: self._local_loss,
             _LOCAL_NORM: self._norms,
             _TPE: self._tpe,
@@ -171,12 +174,32 @@ class Renderer:
             _USER_PLACE: self._scalars,
         }
 
+    def texts(self, released: Sequence[RankBlock | Comment]) -> list[bytes]:
+        """`block` or `comment` of each. Their norms are printed together, which takes half the time."""
+        self._print_ahead(released)
+        try:
+            return [self.block(each) if isinstance(each, RankBlock) else self.comment(each) for each in released]
+        finally:
+            self._ahead.clear()
+
+    def _print_ahead(self, released: Sequence[RankBlock | Comment]) -> None:
+        alike: dict[NormLines, list[Frame]] = {}
+        for block in released:
+            if isinstance(block, RankBlock):
+                for frame in block.frames:
+                    if frame.metric in _NORMS and isinstance(template := self._template(frame), NormLines):
+                        alike.setdefault(template, []).append(frame)
+        for template, frames in alike.items():
+            if len(frames) > 1:
+                lines = template.fill_all([frame.column for frame in frames])
+                self._ahead.update(zip(map(id, frames), lines, strict=True))
+
     def block(self, block: RankBlock) -> bytes:
         """The lines of one rank's block, as they stand in that rank's log; empty without frames and comments."""
         if not block.frames and not block.comments:
             return b""
         position = block.position
-        parts: list[bytes | bytearray] = []
+        parts: list[bytes | bytearray | memoryview] = []
         if block.late:
             parts.append(self.comment(Comment(block.rank, "late", str(position))))
         if position.micro_step is None:
@@ -229,10 +252,14 @@ class Renderer:
             [b'{ "micro_step": %d, "local_loss": %r }\n' % (micro_step, frame.values[0]) for frame in frames]
         )
 
-    def _norms(self, _: RankBlock, frames: Sequence[Frame]) -> bytes | bytearray:
+    def _norms(self, _: RankBlock, frames: Sequence[Frame]) -> bytes | bytearray | memoryview:
         if len(frames) == 1:  # nearly always, and so large that a copy counts
-            return self._template(frames[0]).fill(frames[0].column)
-        return b"".join([self._template(frame).fill(frame.column) for frame in frames])
+            return self._norm_lines(frames[0])
+        return b"".join(map(self._norm_lines, frames))
+
+    def _norm_lines(self, frame: Frame) -> bytes | bytearray | memoryview:
+        ahead = self._ahead.get(id(frame))
+        return self._template(frame).fill(frame.column) if ahead is None else ahead
 
     def _tpe(self, block: RankBlock, frames: Sequence[Frame]) -> bytes | bytearray:
         at = block.position

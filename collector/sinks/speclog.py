@@ -62,8 +62,7 @@ def log_parts(
     logs: dict[str, list[Buffer]] = {}
     merged: list[Buffer] = []
     entries: list[Buffer] = []
-    for each in released:
-        text = renderer.block(each) if isinstance(each, RankBlock) else renderer.comment(each)
+    for each, text in _texts(renderer, released):
         if not text:
             continue
         if each.rank is not None:
@@ -76,6 +75,12 @@ def log_parts(
         return {}
     # The index last: a reader finds in the log what the index names.
     return {**logs, MERGED_LOG: merged, MERGED_INDEX: entries} if entries else {**logs, MERGED_LOG: merged}
+
+
+def _texts(renderer: Renderer, released: Iterable[RankBlock | Comment]) -> Iterator[tuple[RankBlock | Comment, bytes]]:
+    """Each with its text; rendered in batches, whose parts are still in the processor's cache when they are joined."""
+    for batch in cut_batches(released):
+        yield from zip(batch, renderer.texts(batch), strict=True)
 
 
 def cut_batches(

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rankd.collector.protocol import speclog
+from rankd.collector.protocol import normlines, speclog
 from rankd.collector.protocol.errors import LimitError, RankdError, RecordError, SpecLogError
+from rankd.collector.protocol.normlines import load_numpy
 from rankd.collector.protocol.records import (
     MAX_NAME_BYTES,
     SUMMARY_FIELDS,
@@ -303,6 +304,33 @@ def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(cost for _, cost in small._templates._entries.values()) == small._templates._size
 
 
+def one_by_one(released: Sequence[Released]) -> list[bytes]:
+    renderer = Renderer()
+    return [renderer.block(each) if isinstance(each, RankBlock) else renderer.comment(each) for each in released]
+
+
+def test_norms_printed_together_are_those_printed_alone() -> None:
+    """Blocks of several ranks, tables and metrics at once; a value that needs `%` costs the others nothing."""
+    tables = [NameTable(tuple(f"{kind}.{i}%" for i in range(200))) for kind in "ab"]
+    released: list[Released] = []
+    for rank in range(6):
+        values = [rank + i / 7 for i in range(200)]
+        values[rank] = (math.nan, 1e9, 0.5e-6, -0.0, 1.0, 2.0)[rank]
+        local = Frame.named("local_norm", tables[rank % 2], values)
+        some = Frame.named("local_norm", tables[0], values[:160], present=range(40, 200))
+        device = Frame.named("device_norm", tables[0], values[::-1])
+        released += [
+            RankBlock(rank, Position(1, 2, 1), (Frame.scalar("local_loss", 1.5), local)),
+            Comment(None, "note", "between"),
+            RankBlock(rank, Position(1, 2, 2), (local, some)),
+            RankBlock(rank, Position(1, 2), (device,), late=True),
+        ]
+    assert load_numpy()
+    renderer = Renderer()
+    assert renderer.texts(released) == one_by_one(released)
+    assert renderer.texts(released[:3]) == one_by_one(released[:3])
+
+
 def test_mean_beyond_float64() -> None:
     """Logits whose sum overflows, or has no meaning, still print a mean and a maximum."""
     for values, mean, largest in (([1e308, 1e308], b"inf", b"1e+308"), ([INF, -INF], b"nan", b"inf")):
@@ -587,6 +615,15 @@ def test_any_rank_log_is_read_back(released: list[Released]) -> None:
     """Whatever a rank records, its log gives it back up to the printed precision."""
     lines = rank_text(released).split(b"\n")[:-1]
     assert read_back(lines, 0) == expected(released)
+
+
+@at_any_pace
+@given(_released(3))
+def test_any_blocks_printed_together_are_those_printed_alone(released: list[Released]) -> None:
+    """Whatever is in them, and however small the frames are that numpy prints."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(normlines, "_FEW", 0)
+        assert Renderer().texts(released) == one_by_one(released)
 
 
 @at_any_pace
