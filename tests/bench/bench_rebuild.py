@@ -70,7 +70,7 @@ def measure(args: argparse.Namespace) -> Iterator[Figure]:
     records = blocks * _RANKS * NORMS
     how = f"{records / 1e6:.1f} M records, {1 + printers} processes; rank logs included"
     yield Figure("rankd rebuild, of sort -m: wall time", wall, "x", 1, note=f"{how}; {_seconds(rebuilt, sorted_, 0)}")
-    yield Figure("rankd rebuild, of sort -m: CPU time", cpu, "x", 1, note=_seconds(rebuilt, sorted_, 1))
+    yield Figure("  CPU time", cpu, "x", note=_seconds(rebuilt, sorted_, 1))
     limit = records / text_only(records) / median(c for _, c in sorted_)
     yield Figure("  its limit: printing and writing alone, of sort -m", limit, "x")
 
