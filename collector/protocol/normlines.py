@@ -26,13 +26,13 @@ _TAIL = b" }\n"
 # Calling numpy some twenty times costs as much as printing so many values one by one (measured: 15 µs).
 _FEW = 150
 
-_Write = Callable[[bytes, bytes, Sequence[bytes]], "bytearray | None"]
+_Write = Callable[[bytes, bytes, Sequence[bytes], "bytearray | memoryview"], bool]
 
 
 @functools.cache
 def _numpy_write() -> _Write | None:
-    """A function of the blank lines, the places of the values in them (int64) and columns of float64: the lines of each
-    column, or None where one of the values has to be printed by itself. None: there is no numpy.
+    """A function of the blank lines, the places of the values in them (int64), columns of float64, and where the lines
+    of all columns go; False: one of the values has to be printed by itself. None: there is no numpy.
     """
     try:
         import numpy as np
@@ -48,19 +48,19 @@ def _numpy_write() -> _Write | None:
     text_of_value = np.dtype([("first", "<u4"), ("rest", "<u8")])
     lowest, highest = np.minimum.reduce, np.maximum.reduce
 
-    def write(blank: bytes, places: bytes, columns: Sequence[bytes]) -> bytearray | None:
+    def write(blank: bytes, places: bytes, columns: Sequence[bytes], lines: bytearray | memoryview) -> bool:
         count = len(columns)
         values = np.frombuffer(columns[0] if count == 1 else b"".join(columns), "<f8")
         low = lowest(values)
         if not (low > -99.9 and highest(values) < 999.9):  # it takes more than ten columns, or is no number
-            return None
+            return False
         distance = values * 1e6
         rounded = np.rint(distance)
         distance -= rounded
         # The product is off by up to half its last place, 2**-24. Nearer to the middle than that, more digits than a
         # float64 has decide which way `%` rounds.
         if not (lowest(distance) > -0.4999998 and highest(distance) < 0.4999998):
-            return None
+            return False
         number = rounded.astype("i8")
         if low <= 0:
             np.abs(number, number)
@@ -74,12 +74,13 @@ def _numpy_write() -> _Write | None:
         if low <= 0:  # -0.0 has a sign too
             number += np.signbit(values) * 1_000
         texts["first"] = first[number]
-        lines = bytearray(blank * count)
-        # Every place at which twelve bytes can begin, as an array over the text; a row for each column.
         size = len(blank)
+        for start in range(0, count * size, size):
+            lines[start : start + size] = blank
+        # Every place at which twelve bytes can begin, as an array over the text; a row for each column.
         windows: np.ndarray[Any, Any] = np.ndarray((count, size - 11), "V12", lines, 0, (size, 1))
         windows[:, np.frombuffer(places, "i8")] = texts.view("V12").reshape(count, -1)
-        return lines
+        return True
 
     return write
 
@@ -109,22 +110,30 @@ class NormLines:
         """What it may come to keep, in bytes."""
         return 2 * len(self._blank) + len(self._places)
 
+    @property
+    def text_size(self) -> int:
+        """Bytes of the lines, unless a value takes more than its ten columns."""
+        return len(self._blank)
+
     def fill(self, column: bytes) -> bytes | bytearray:
         """The lines with these values, little-endian float64, one for each head."""
-        lines = self._written([column])
-        return self._printed(column) if lines is None else lines
+        lines = bytearray(self.text_size)
+        return lines if self._written([column], lines) else self._printed(column)
 
-    def fill_all(self, columns: Sequence[bytes]) -> Sequence[bytes | bytearray | memoryview]:
-        """`fill` of each; several at once take half the time."""
-        lines = self._written(columns) if len(columns) > 1 else None
-        if lines is None:
+    def fill_all(self, columns: Sequence[bytes], room: memoryview) -> Sequence[bytes | bytearray | memoryview]:
+        """`fill` of each; several at once take half the time.
+
+        Args:
+            room: `text_size` for each column. What is returned may lie there: memory that is used again and again stays
+                in the processor's cache.
+        """
+        if not self._written(columns, room):
             return [self.fill(column) for column in columns]
-        text, size = memoryview(lines), len(self._blank)
-        return [text[start : start + size] for start in range(0, len(lines), size)]
+        return [room[start : start + self.text_size] for start in range(0, len(room), self.text_size)]
 
-    def _written(self, columns: Sequence[bytes]) -> bytearray | None:
+    def _written(self, columns: Sequence[bytes], lines: bytearray | memoryview) -> bool:
         write = _numpy_write() if len(columns) * self._values.size > 8 * _FEW else None
-        return None if write is None else write(self._blank, self._places, columns)
+        return write is not None and write(self._blank, self._places, columns, lines)
 
     def _printed(self, column: bytes) -> bytes:
         if self._template is None:

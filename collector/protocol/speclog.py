@@ -163,6 +163,7 @@ class Renderer:
         self._heads: _Cache[tuple[str, NameTable], tuple[bytes, ...]] = _Cache(_HEADS_BUDGET)
         # Lines of norms that were printed ahead, by the frame's id, while `texts` is at work.
         self._ahead: dict[int, bytes | bytearray | memoryview] = {}
+        self._room = bytearray()
         self._sections: dict[int, Callable[[RankBlock, Sequence[Frame]], bytes | bytearray | memoryview]] = {
             _LOCAL_LOSS: self._local_loss,
             _LOCAL_NORM: self._norms,
@@ -189,10 +190,15 @@ class Renderer:
                 for frame in block.frames:
                     if frame.metric in _NORMS and isinstance(template := self._template(frame), NormLines):
                         alike.setdefault(template, []).append(frame)
-        for template, frames in alike.items():
-            if len(frames) > 1:
-                lines = template.fill_all([frame.column for frame in frames])
-                self._ahead.update(zip(map(id, frames), lines, strict=True))
+        several = [(template, frames) for template, frames in alike.items() if len(frames) > 1]
+        needed = sum(template.text_size * len(frames) for template, frames in several)
+        if len(self._room) < needed:
+            self._room = bytearray(needed)
+        room = memoryview(self._room)
+        for template, frames in several:
+            taken, room = room[: template.text_size * len(frames)], room[template.text_size * len(frames) :]
+            lines = template.fill_all([frame.column for frame in frames], taken)
+            self._ahead.update(zip(map(id, frames), lines, strict=True))
 
     def block(self, block: RankBlock) -> bytes:
         """The lines of one rank's block, as they stand in that rank's log; empty without frames and comments."""

@@ -89,8 +89,22 @@ def test_easy_values_are_not_printed_one_by_one(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(NormLines, "_printed", refuse)
     values = [0.001 * i - 0.05 for i in range(COUNT)]
     assert NormLines(HEADS).fill(column(values)) == expected(values)
+    both = NormLines(HEADS).fill_all([column(values)] * 2, memoryview(bytearray(2 * len(expected(values)))))
+    assert [bytes(text) for text in both] == [expected(values)] * 2
     with pytest.raises(AssertionError, match="printed by %"):
         NormLines(HEADS).fill(column([math.nan] * COUNT))
+
+
+@given(st.lists(st.lists(st.floats(-99.5, 999.5) | st.floats(), min_size=3, max_size=3), min_size=1, max_size=5))
+def test_several_columns_are_each_as_alone(columns: list[list[float]]) -> None:
+    """Also beside one that has to be printed by itself, and in memory that was used before."""
+    heads = HEADS[:60]
+    lines = NormLines(heads)
+    room = memoryview(bytearray(b"x" * lines.text_size * len(columns)))
+    whole = [[*values, *[0.125] * 57] for values in columns]
+    for _ in range(2):
+        texts = lines.fill_all([column(values) for values in whole], room)
+        assert [bytes(text) for text in texts] == [expected(values, heads) for values in whole]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 149, 150, 151, 1_000])
