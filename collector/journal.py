@@ -34,6 +34,7 @@ from .protocol.wording import counted
 
 __all__ = [
     "MAGIC",
+    "MAX_CHECKPOINT_BYTES",
     "MAX_ENTRY_BYTES",
     "EntryReader",
     "Journal",
@@ -64,6 +65,9 @@ _OFFSETS = 2**40
 _MAX_READERS = 16
 # One message's worth of items and the entry around it; a larger length is damage, not data.
 MAX_ENTRY_BYTES = 64 * 2**20
+# Of the first entry of a segment: all name tables of a run may come to 512 MiB, and 25 million items that wait to as
+# much. The length has 32 bits.
+MAX_CHECKPOINT_BYTES = 2**30
 
 
 def segments(directory: Path) -> list[Path]:
@@ -90,11 +94,16 @@ def read_segment(path: Path) -> Iterator[tuple[int, bytes]]:
                 return
             length, crc = _HEAD.unpack(head)
             # Zeros, as a power failure leaves them, would pass for empty entries: their checksum is right.
-            payload = file.read(length) if length <= MAX_ENTRY_BYTES else b""
+            payload = file.read(length) if length <= _most_bytes(offset) else b""
             if not payload or len(payload) < length or zlib.crc32(payload) != crc:
                 return
             offset += _HEAD.size + length
             yield offset, payload
+
+
+def _most_bytes(offset: int) -> int:
+    """Of the entry that begins there."""
+    return MAX_CHECKPOINT_BYTES if offset == len(MAGIC) else MAX_ENTRY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,7 @@ def tail_of(path: Path, offset: int) -> Tail:
             return Tail(offset, size, torn=True)
         length, _ = _HEAD.unpack(head)
         # A power failure leaves zeros where the file's size was stored before its bytes.
-        torn = length <= MAX_ENTRY_BYTES and length > size - _HEAD.size
+        torn = length <= _most_bytes(offset) and length > size - _HEAD.size
         return Tail(offset, size, torn or (not any(head) and _only_zeros(file)))
 
 
@@ -371,6 +380,10 @@ class Journal:
         os.close(self._fd)
         self._begun = path.stat().st_size
         self._resume(path, self._begun)
+
+    def put_off(self) -> None:
+        """No checkpoint can be written now: be `due` again when the newest segment has grown to twice its size."""
+        self._begun = self._size
 
     def fetch(self, reference: int) -> bytes:
         """The payload of an entry.

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankd.collector.journal import MAGIC, Journal, read_segment, segments
+from rankd.collector.journal import MAGIC, MAX_ENTRY_BYTES, Journal, read_segment, segments
 from rankd.collector.protocol.errors import JournalError
 
 
@@ -309,3 +309,15 @@ def test_a_state_larger_than_a_segment_does_not_rotate_for_ever(tmp_path: Path) 
     journal.append([b"x" * 3_000])
     assert journal.due
     journal.close()
+
+
+def test_a_checkpoint_may_be_larger_than_any_other_entry(tmp_path: Path) -> None:
+    """The name tables of many processes, or what waits of a thousand ranks: it is read again, and nothing is cut."""
+    journal = Journal(tmp_path)
+    assert list(journal.replay()) == []
+    checkpoint = bytes(MAX_ENTRY_BYTES) + b"checkpoint"
+    journal.rotate(checkpoint)
+    journal.append([b"entry"])
+    journal.close()
+    assert replayed(tmp_path) == [checkpoint, b"entry"]
+    assert replayed(tmp_path) == [checkpoint, b"entry"]

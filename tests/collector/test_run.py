@@ -14,7 +14,7 @@ from rankd.collector.protocol.errors import ProtocolError
 from rankd.collector.protocol.records import Comment, Frame, Position, RankBlock
 from rankd.collector.protocol.speclog import Renderer, merged_text
 from rankd.collector.protocol.wire import Block, Goodbye, Hole, Note, encode_item
-from rankd.collector.run import RankState, Released
+from rankd.collector.run import MAX_WAITING_HOLES, RankState, Released
 
 from .streams import Core, Training, hello, training
 
@@ -675,3 +675,31 @@ def test_gaps_may_be_among_what_is_lost() -> None:
     core.apply(core.run.admitted(core.run.intake.admit(session, [encode_item(Hole(count + 1, count + 1, 21)), bye])))
     assert list(core.run.accounts.discrepancies(complete=False)) == []
     assert core.run.rows()[0].dropped == "1 journal_lost"
+
+
+def test_holes_of_a_broken_peer_do_not_fill_the_memory() -> None:
+    """Beyond what power failures make, the line of each is written at once; a restart in between changes nothing."""
+    ranks = [training(rank, 2, goodbye=None) for rank in range(2)]
+    core = Core()
+    for one in ranks:
+        core.open(one)
+    core.deliver(ranks[0])
+    session = core.run.intake.session(ranks[0].hello.session)
+    assert session is not None
+    first, count = len(ranks[0].items) + 1, MAX_WAITING_HOLES + 10
+    for start in range(0, count, 1_000):
+        raws = []
+        for number in range(start, min(start + 1_000, count)):
+            seq = first + 2 * number
+            raws += [encode_item(Hole(seq, seq)), encode_item(Note(seq + 1, 2, None, "note", "n", 0.0))]
+        core.apply(core.run.admitted(core.run.intake.admit(session, raws)))
+        core.restart()
+        session = core.run.intake.session(ranks[0].hello.session)
+        assert session is not None
+    assert len(comments(core.released, "gap")) == 10
+    assert len(dict(core.run.freeze()[-1])) == MAX_WAITING_HOLES
+    core.apply(Lost(1, 61.0))
+    core.apply(Ended())
+    assert core.run.freeze()[-1] == []
+    assert text(core.released).count(b"an unknown number of records") == count
+    assert core.replayed() == core.released
