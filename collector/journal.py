@@ -416,10 +416,13 @@ class Journal:
 
         Returns:
             What was deleted.
+
+        Raises:
+            OSError: not possible now; what is left goes the next time.
         """
         gone = self.forgettable(needed)
         for path in gone:
-            path.unlink()
+            path.unlink(missing_ok=True)
         return gone
 
     def close(self) -> None:

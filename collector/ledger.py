@@ -122,8 +122,13 @@ class Ledger:
     def _forget(self) -> None:
         """Delete segments whose logs are on the disk by now."""
         needed = self._syncing.reached()
-        for path in [] if needed is None else self._journal.forget(needed):
-            log.info("deleted %s (rankd.journal.keep)", path)
+        if needed is None:
+            return
+        try:
+            for path in self._journal.forget(needed):
+                log.info("deleted %s (rankd.journal.keep)", path)
+        except OSError as e:
+            log.warning("a segment of the journal cannot be deleted now (rankd.journal.keep): %s", e)
 
     def _recover(self) -> None:
         """Make the run's state again from the journal, and complete what the logs miss."""

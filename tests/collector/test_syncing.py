@@ -200,6 +200,33 @@ def test_a_disk_that_fails_keeps_the_journal(
     assert count > 4
 
 
+def test_a_segment_that_cannot_be_deleted_is_tried_again(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It costs space, and not the run."""
+    everything = entries()
+    ledger = ledger_of(disk.output, logs={})
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+    def is_told() -> bool:
+        ledger.commit([])
+        return "a segment of the journal cannot be deleted now" in caplog.text
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        for entry in everything[: len(everything) // 2]:
+            ledger.commit([entry])
+        wait_for(is_told)
+    first = segments(disk.output / JOURNAL)[0]
+    assert int(first.stem) == 1
+    fed(ledger, everything[len(everything) // 2 :], disk.output)
+    ledger.close()
+    assert not first.exists()
+    verified(disk.output)
+
+
 def test_too_many_files_are_no_failure_of_the_disk(
     tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
