@@ -63,6 +63,7 @@ _SECTOR = 512
 _OFFSETS = 2**40
 # Segments that are open for reading back; a stalled rank makes the others' blocks wait in several.
 _MAX_READERS = 16
+_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 # One message's worth of items and the entry around it; a larger length is damage, not data.
 MAX_ENTRY_BYTES = 64 * 2**20
 # Of the first entry of a segment: all name tables of a run may come to 512 MiB, and 25 million items that wait to as
@@ -374,12 +375,14 @@ class Journal:
         self._number += 1
         try:
             path = self._write_segment(MAGIC + _HEAD.pack(len(checkpoint), zlib.crc32(checkpoint)) + checkpoint)
+            # Before the other one is closed: where there are too few descriptors, a socket would take its number.
+            fd = os.open(path, _APPENDING)
         except OSError:
             self._number -= 1
             raise
         os.close(self._fd)
-        self._begun = path.stat().st_size
-        self._resume(path, self._begun)
+        self._fd = fd
+        self._begun = self._size = len(MAGIC) + _HEAD.size + len(checkpoint)
 
     def put_off(self) -> None:
         """No checkpoint can be written now: be `due` again when the newest segment has grown to twice its size."""
@@ -456,7 +459,7 @@ class Journal:
         return path
 
     def _resume(self, path: Path, end: int) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._fd = os.open(path, _APPENDING)
         os.ftruncate(self._fd, end)
         self._size = end
 
