@@ -24,20 +24,22 @@ class Resampling:
     def __init__(self, sampling: Sampling, step: Callable[[], int]) -> None:
         self._sampling = sampling
         self._step = step
-        # The answer to the newest command: it comes again on each new connection.
-        self._answered: tuple[int, Report] | None = None
+        # The newest command, and the answer to it: it comes again on each new connection.
+        self._answered: tuple[Facts, Report] | None = None
 
     def __call__(self, facts: Facts) -> Sequence[Report]:
         number, first, last = facts.get("number"), facts.get("first"), facts.get("last")
         if not isinstance(number, int) or not isinstance(first, int):
             raise ValueError("a command without a number and a first step")
-        if self._answered is not None and self._answered[0] >= number:
+        # Not by its number: a collector that has lost its latest decisions in a power failure gives the number again,
+        # to another one; and what it says last is what it knows.
+        if self._answered is not None and self._answered[0] == facts:
             return [self._answered[1]]
         self._sampling.override(self._rates(facts), first, last if isinstance(last, int) else None)
         # In this order: a step that training begins between the two is counted as late, and need not be.
         step = self._step()
         report = Report(SAMPLE, {"number": number, "step": step, "late": step >= first})
-        self._answered = (number, report)
+        self._answered = (dict(facts), report)
         return [report]
 
     def _rates(self, facts: Facts) -> Rates:

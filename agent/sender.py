@@ -385,7 +385,7 @@ class Sender:
         until, for_peer = self._link.next_at(), True
         if self._deadline is not None:
             until = min(until, self._deadline)
-        elif self._outbox.has_unsent and now < self._send_again_at:
+        elif (self._outbox.has_unsent or self._reports) and now < self._send_again_at:
             # Awake for the training thread: it need not ring.
             self._channel.wait(min(until, self._send_again_at) - now)
             return

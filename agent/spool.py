@@ -90,6 +90,8 @@ class Spool:
         self._start = ring_start
         self._notebook = 0
         self._jotted = 0
+        # What was remembered; None: the file beside this one has it.
+        self._remembered: list[tuple[int, bytes]] | None = None
         self._capacity = capacity
         self._head = 0
         self._tail = 0
@@ -132,6 +134,7 @@ class Spool:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             os.posix_fallocate(fd, 0, ring_start + size)
             spool = cls(unfinished, fd, ring_start, size, hello, populate=True)
+            spool._remembered = []
             spool._write_header(about)
             if path.exists():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -203,19 +206,26 @@ class Spool:
         return self._read(entry.where + _RECORD.size, entry.size)
 
     def remember(self, seq: int, raw: bytes) -> None:
-        total = zlib.crc32(raw, zlib.crc32(_RECORD_HEAD.pack(len(raw), seq)))
+        if self._remembered is not None:
+            self._remembered.append((seq, raw))
         with contextlib.suppress(OSError):
             # Some times in a run. Not open in between: a fork would have it too.
             fd = os.open(_tables_path(self.path), _TABLES_FLAGS, 0o600)
             try:
                 before = os.fstat(fd).st_size
-                whole = _RECORD.pack(len(raw), total, seq) + raw
+                # Where the file is gone, what it held goes into the next one.
+                known = self._remembered if self._remembered and not before else [(seq, raw)]
+                whole = b"".join([_record(*each) for each in known])
                 if before + len(whole) <= _MOST_TABLES_BYTES and os.write(fd, whole) < len(whole):
                     os.ftruncate(fd, before)  # a full disk: the next one may be smaller
             finally:
                 os.close(fd)
 
     def remembered(self) -> Sequence[tuple[int, bytes]]:
+        # A process that lives needs them for all that it is still going to send, and its file may be gone: the disk was
+        # full, or somebody has tidied the temporary directory, where it is the one file that nobody touches.
+        if self._remembered is not None:
+            return self._remembered
         try:
             fd = os.open(_tables_path(self.path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -247,6 +257,7 @@ class Spool:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
         self._lock_fd = -1
+        self._remembered = None
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -386,6 +397,10 @@ def _tables_path(spool: Path) -> Path:
 
 
 _TABLES_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def _record(seq: int, raw: bytes) -> bytes:
+    return _RECORD.pack(len(raw), zlib.crc32(raw, zlib.crc32(_RECORD_HEAD.pack(len(raw), seq))), seq) + raw
 
 
 def _records(raw: bytes) -> Iterator[tuple[int, bytes]]:

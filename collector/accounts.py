@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .protocol.checks import MAX_ENTRIES
+from .protocol.checks import MAX_ENTRIES, MAX_STEP
 from .protocol.records import Position
 from .protocol.wire import Goodbye, Hello
 from .protocol.wording import counted
@@ -155,7 +155,9 @@ class Accounts:
         """A gap: the agent had to refuse these."""
         dropped = self._account(session, attempt).dropped
         # No agent names as many; a peer that does must not fill the memory with them.
-        dropped[cause if cause in dropped or len(dropped) < MAX_ENTRIES else "other"] += records
+        cause = cause if cause in dropped or len(dropped) < MAX_ENTRIES else "other"
+        # Nor does any agent drop so many: beyond it the number fits no checkpoint.
+        dropped[cause] = min(dropped[cause] + records, MAX_STEP)
 
     def lost(self, session: int, attempt: int, accepted: int | None) -> int | None:
         """Items of this process are gone that the journal had; of how many records: None: nobody can tell yet.

@@ -34,6 +34,7 @@ from .protocol.wording import counted
 
 __all__ = [
     "MAGIC",
+    "MAX_CHECKPOINT_BYTES",
     "MAX_ENTRY_BYTES",
     "EntryReader",
     "Journal",
@@ -62,8 +63,12 @@ _SECTOR = 512
 _OFFSETS = 2**40
 # Segments that are open for reading back; a stalled rank makes the others' blocks wait in several.
 _MAX_READERS = 16
+_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
 # One message's worth of items and the entry around it; a larger length is damage, not data.
 MAX_ENTRY_BYTES = 64 * 2**20
+# Of the first entry of a segment: all name tables of a run may come to 512 MiB, and 25 million items that wait to as
+# much. The length has 32 bits.
+MAX_CHECKPOINT_BYTES = 2**30
 
 
 def segments(directory: Path) -> list[Path]:
@@ -90,11 +95,16 @@ def read_segment(path: Path) -> Iterator[tuple[int, bytes]]:
                 return
             length, crc = _HEAD.unpack(head)
             # Zeros, as a power failure leaves them, would pass for empty entries: their checksum is right.
-            payload = file.read(length) if length <= MAX_ENTRY_BYTES else b""
+            payload = file.read(length) if length <= _most_bytes(offset) else b""
             if not payload or len(payload) < length or zlib.crc32(payload) != crc:
                 return
             offset += _HEAD.size + length
             yield offset, payload
+
+
+def _most_bytes(offset: int) -> int:
+    """Of the entry that begins there."""
+    return MAX_CHECKPOINT_BYTES if offset == len(MAGIC) else MAX_ENTRY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +130,7 @@ def tail_of(path: Path, offset: int) -> Tail:
             return Tail(offset, size, torn=True)
         length, _ = _HEAD.unpack(head)
         # A power failure leaves zeros where the file's size was stored before its bytes.
-        torn = length <= MAX_ENTRY_BYTES and length > size - _HEAD.size
+        torn = length <= _most_bytes(offset) and length > size - _HEAD.size
         return Tail(offset, size, torn or (not any(head) and _only_zeros(file)))
 
 
@@ -365,12 +375,18 @@ class Journal:
         self._number += 1
         try:
             path = self._write_segment(MAGIC + _HEAD.pack(len(checkpoint), zlib.crc32(checkpoint)) + checkpoint)
+            # Before the other one is closed: where there are too few descriptors, a socket would take its number.
+            fd = os.open(path, _APPENDING)
         except OSError:
             self._number -= 1
             raise
         os.close(self._fd)
-        self._begun = path.stat().st_size
-        self._resume(path, self._begun)
+        self._fd = fd
+        self._begun = self._size = len(MAGIC) + _HEAD.size + len(checkpoint)
+
+    def put_off(self) -> None:
+        """No checkpoint can be written now: be `due` again when the newest segment has grown to twice its size."""
+        self._begun = self._size
 
     def fetch(self, reference: int) -> bytes:
         """The payload of an entry.
@@ -403,10 +419,13 @@ class Journal:
 
         Returns:
             What was deleted.
+
+        Raises:
+            OSError: not possible now; what is left goes the next time.
         """
         gone = self.forgettable(needed)
         for path in gone:
-            path.unlink()
+            path.unlink(missing_ok=True)
         return gone
 
     def close(self) -> None:
@@ -440,7 +459,7 @@ class Journal:
         return path
 
     def _resume(self, path: Path, end: int) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._fd = os.open(path, _APPENDING)
         os.ftruncate(self._fd, end)
         self._size = end
 

@@ -7,15 +7,16 @@ logs. A write that is not possible is tried again until it is (`patience`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .config import RankdConfig
 from .entries import Checkpoint, Entry, decode_entry, encode_entry
 from .fallbacks import Fallbacks
-from .journal import Journal
+from .journal import MAX_CHECKPOINT_BYTES, Journal
 from .outputs import sink_of
 from .patience import PatientWriting
+from .protocol.errors import JournalError
 from .protocol.wording import counted
 from .run import Released, Run
 from .sinks.sink import Sink
@@ -55,6 +56,7 @@ class Ledger:
         self._syncing = Syncing(Path(config.output), journal)
         self.run = Run(self._journal.fetch)
         self._fallbacks = Fallbacks()
+        self._of_another_version = False
         self._recover()
 
     def append(self, entries: Sequence[Entry]) -> list[int]:
@@ -101,6 +103,14 @@ class Ledger:
         """Only when all that was applied is also written."""
         sizes = self._sink.sizes()
         checkpoint = encode_entry(Checkpoint(self.run.freeze(), sizes))
+        if len(checkpoint) > MAX_CHECKPOINT_BYTES:
+            # Nobody could read it again. Without it the next start takes longer, and that is all.
+            log.warning(
+                "the state of the run takes %d bytes, more than a checkpoint may (%d): this segment of the journal "
+                "grows on", len(checkpoint), MAX_CHECKPOINT_BYTES,
+            )  # fmt: skip
+            self._journal.put_off()
+            return
         self._writing.until_possible("the journal", lambda: self._journal.rotate(checkpoint))
         self._sink.checkpointed(sizes)
         needed = self.run.oldest_needed(otherwise=self._journal.end)
@@ -112,13 +122,18 @@ class Ledger:
     def _forget(self) -> None:
         """Delete segments whose logs are on the disk by now."""
         needed = self._syncing.reached()
-        for path in [] if needed is None else self._journal.forget(needed):
-            log.info("deleted %s (rankd.journal.keep)", path)
+        if needed is None:
+            return
+        try:
+            for path in self._journal.forget(needed):
+                log.info("deleted %s (rankd.journal.keep)", path)
+        except OSError as e:
+            log.warning("a segment of the journal cannot be deleted now (rankd.journal.keep): %s", e)
 
     def _recover(self) -> None:
         """Make the run's state again from the journal, and complete what the logs miss."""
         begun = False
-        for reference, payload in self._journal.replay(self._can_start_from, self._has_what_waits):
+        for reference, payload in self._entries():
             entry = decode_entry(payload)
             if not begun:
                 begun = True
@@ -133,8 +148,21 @@ class Ledger:
         if self.run.intake.sessions:
             log.info("recovered %s from the journal", counted(len(self.run.intake.sessions), "session"))
 
+    def _entries(self) -> Iterator[tuple[int, bytes]]:
+        """Of the journal, from a checkpoint on that can be started from."""
+        try:
+            yield from self._journal.replay(self._can_start_from, self._has_what_waits)
+        except JournalError as e:
+            if not self._of_another_version:
+                raise
+            raise JournalError(
+                f"{e}. Checkpoints there are of another version of rankd: finish this run with that one"
+            ) from e
+
     def _can_start_from(self, payload: bytes) -> bool:
-        """Not from a checkpoint that a log is shorter than (power failure, truncation): what is missing is rendered."""
+        """Not from a checkpoint that a log is shorter than (power failure, truncation): what is missing is rendered.
+        Nor from one of another version.
+        """
         checkpoint = decode_entry(payload)
         return (
             isinstance(checkpoint, Checkpoint)
@@ -147,6 +175,13 @@ class Ledger:
         checkpoint = decode_entry(payload)
         if not isinstance(checkpoint, Checkpoint):
             return False
-        run = Run.thaw(checkpoint.state, self._journal.fetch)
+        try:
+            run = Run.thaw(checkpoint.state, self._journal.fetch)
+        except JournalError as e:
+            # What it is made of says the same, where that is still there.
+            if not self._of_another_version:
+                log.warning("the journal is read from further back: %s", e)
+            self._of_another_version = True
+            return False
         oldest = run.oldest_needed(otherwise=0)
         return not oldest or self._journal.holds(oldest)

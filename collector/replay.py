@@ -84,7 +84,10 @@ class Replay:
         while self.segments:
             entry = next((decode_entry(payload) for _, payload in read_segment(self.segments[0])), None)
             if isinstance(entry, Checkpoint):
-                self.run, self.sizes = Run.thaw(entry.state, self._reader.fetch), entry.sizes
+                try:
+                    self.run, self.sizes = Run.thaw(entry.state, self._reader.fetch), entry.sizes
+                except JournalError as e:
+                    raise JournalError(f"{self.segments[0]}: {e}; read this run with that version") from e
                 if segment_of(self.run.oldest_needed(otherwise=reference(_number(first), 0))) >= _number(first):
                     return
             del self.segments[0]

@@ -17,7 +17,7 @@ from .accounts import DONE, JOURNAL_LOST, Accounts, Row
 from .entries import Back, Decided, Ended, Entry, HeldOut, Lost, Opened, Stored, decode_entry
 from .intake import Admitted, Attempt, Intake, Session
 from .ordering import Key, Ordering, above, at
-from .protocol.errors import JournalError
+from .protocol.errors import JournalError, ProtocolError
 from .protocol.messages import Facts
 from .protocol.records import Comment, Position, RankBlock
 from .protocol.wire import Block, Gap, Goodbye, Hole, Item, Note, Table, decode_item
@@ -32,6 +32,9 @@ HELD_BYTES = 64 * 2**20
 _MAX_FETCHED = 2_048
 # Of one rank, some 80 bytes of memory each wherever its text is. More than an hour of 50 micro-steps a second.
 MAX_HELD_ITEMS = 200_000
+# Of all ranks. A power failure makes one or two of a rank; a peer that sends any number must not fill the memory, for
+# their lines are longer than they are.
+MAX_WAITING_HOLES = 16_384
 # Of each kind; the oldest go first.
 _MAX_DECISIONS = 64
 
@@ -83,8 +86,20 @@ class _Held:
 _IN_JOURNAL = struct.Struct("<IIQ")
 
 
+# What reading a checkpoint runs into that another version has laid out in its own way.
+_OTHER_LAYOUT = (
+    ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError, struct.error, ProtocolError,
+)  # fmt: skip
+
+
 def _in_journal(held: _Held | bytes) -> bytes:
     return held if isinstance(held, bytes) else _IN_JOURNAL.pack(held.session.number, held.index, held.reference)
+
+
+def _checked(place: bytes) -> bytes:
+    if type(place) is not bytes or len(place) != _IN_JOURNAL.size:
+        raise ValueError(f"a place in the journal has {_IN_JOURNAL.size} bytes")
+    return place
 
 
 class Run:
@@ -306,7 +321,8 @@ class Run:
         until = "" if hole.last is None else f" up to {_where(*hole.last)}"
         text = f"{records}{after}{until} {are} missing ({JOURNAL_LOST})"
         position = reached or Position(session.attempt, session.step or 1)
-        if session.past or self._ordering.is_late(position.key):
+        too_many = len(self._hole_texts) >= MAX_WAITING_HOLES
+        if session.past or too_many or self._ordering.is_late(position.key):
             yield Comment(session.rank, "gap", text)
         else:
             self._hole_texts[_in_journal(held)] = text
@@ -464,7 +480,7 @@ class Run:
         """
         try:
             return cls._thaw(frozen, fetch, held_bytes)
-        except (ValueError, TypeError, LookupError) as e:
+        except _OTHER_LAYOUT as e:
             raise JournalError(f"not a checkpoint of this version's journal ({e})") from e
 
     @classmethod
@@ -472,7 +488,7 @@ class Run:
         self = cls(fetch, held_bytes=held_bytes)
         intake, ordering, ranks, accounts, announced, self.ended, failure, decisions, holes = frozen
         self.intake = Intake.thaw(intake)
-        self._ordering = Ordering.thaw(ordering, lambda place: place)
+        self._ordering = Ordering.thaw(ordering, _checked)
         self.ranks = {rank: RankView.thaw(fields) for rank, *fields in ranks}
         self.accounts = Accounts.thaw(accounts)
         self._announced = {None if who < 0 else who: attempt for who, attempt in announced}

@@ -7,6 +7,7 @@ be on the disk before. That is a thousand files, so a thread does it, and the co
 
 from __future__ import annotations
 
+import errno
 import logging
 import queue
 import threading
@@ -24,6 +25,8 @@ log = logging.getLogger("rankd.collector")
 
 # How long a collector that ends waits for the file that is just being synced.
 _LAST_WAIT = 10.0
+# Of opening a file: this process, or the system, has too many. It says nothing about the disk, and passes.
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class Syncing:
@@ -46,7 +49,9 @@ class Syncing:
 
     def ask(self, needed: int, files: Mapping[Path, int]) -> None:
         """Put these logs on the disk, by their sizes, and the journal from the entry `needed` on."""
-        if self._thread is None and not self._stopped.is_set():
+        if self._stopped.is_set():
+            return
+        if self._thread is None:
             # Whatever the end of the process interrupts only leaves segments that the next start deletes.
             self._thread = threading.Thread(target=self._run, name="rankd-sync", daemon=True)
             self._thread.start()
@@ -70,11 +75,8 @@ class Syncing:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        synced = _Synced(self._output, self._journal, self._stopped)
         try:
-            while (wanted := self._newest()) is not None and not self._stopped.is_set():
-                if synced.bring(*wanted):
-                    self._done.put(wanted[0])
+            self._serve()
         except OSError as e:
             log.warning(
                 "%s cannot be put on the disk (%s): no more segments of the journal are deleted until the collector "
@@ -82,6 +84,29 @@ class Syncing:
             )  # fmt: skip
         except Exception:
             log.exception("no more segments of the journal are deleted until the collector starts again")
+        finally:
+            # Nobody takes what is asked for any more.
+            self._stopped.set()
+
+    def _serve(self) -> None:
+        synced = _Synced(self._output, self._journal, self._stopped)
+        told = False
+        while (wanted := self._newest()) is not None and not self._stopped.is_set():
+            try:
+                if synced.bring(*wanted):
+                    self._done.put(wanted[0])
+                    told = False
+            except OSError as e:
+                if e.errno not in _TOO_MANY_FILES:
+                    raise
+                if not told:
+                    log.warning(
+                        "%s cannot be put on the disk now (%s): segments of the journal stay until the next one is "
+                        "full", e.filename or self._journal, e.strerror,
+                    )  # fmt: skip
+                told = True
+                # Which of the names had been seen to is not known any more.
+                synced = _Synced(self._output, self._journal, self._stopped)
 
     def _newest(self) -> tuple[int, Mapping[Path, int]] | None:
         """What was asked for last: it comprises what was asked for before."""
@@ -164,9 +189,12 @@ class _Synced:
     def _bring_directory(self, directory: Path) -> None:
         try:
             sync_directory(directory)
+        except FileNotFoundError:
+            # Somebody has removed it, with the log that was in there.
+            return
         except OSError as e:
             # Above the run's own one there may be some that this user cannot read.
-            if self._output.absolute() in (directory, *directory.parents):
+            if e.errno in _TOO_MANY_FILES or self._output.absolute() in (directory, *directory.parents):
                 raise OSError(e.errno, e.strerror, str(directory)) from e
 
 

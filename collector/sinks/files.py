@@ -79,8 +79,13 @@ class LogFiles:
         self._waiting[name] = self._logs[name]
 
     def size(self, name: str) -> int:
-        """Of one file, once nothing is `unwritten`."""
+        """Of one file, once nothing is `unwritten`.
+
+        Raises:
+            OSError: its directory cannot be read.
+        """
         log = self._log(name)
+        log.find_end()
         return log.position + len(log.waiting)
 
     def sizes(self) -> Mapping[str, int]:
@@ -143,7 +148,6 @@ class LogFiles:
         log = self._logs.get(name)
         if log is None:
             log = self._logs[name] = self._made(name)
-            log.append_only()
         return log
 
     def _made(self, name: str) -> LogFile:
@@ -184,19 +188,27 @@ class LogFile:
         # the file from there. A copy of everything would be a tenth of all the work.
         self._parts: list[Buffer] = []
         self._size = 0  # of the log, as far as this process knows
+        # Looking may fail as writing may, and what is taken must be kept: so it is a part of `push`.
+        self._is_known = False
 
     @property
     def ahead(self) -> bool:
         return self._size > self.position
 
-    def append_only(self) -> None:
-        """Whatever the file holds stays before what comes."""
-        self._look()
-        self.position = self._size
+    def find_end(self) -> None:
+        """Where it was not resumed: whatever the file holds stays before what comes.
+
+        Raises:
+            OSError: its directory cannot be read.
+        """
+        if not self._is_known:
+            self._look()
+            self.position = self._size
 
     def _look(self) -> None:
         layout = layout_of(self.path)
         self.base, self._size, self._written = layout.base, layout.end, layout.written
+        self._is_known = True
 
     def resume(self, checkpoint: int, base: int) -> None:
         self._look()
@@ -237,6 +249,7 @@ class LogFile:
     def push(self, files: OpenFiles) -> None:
         """Write what waits, except for what the file holds already."""
         try:
+            self.find_end()
             if not self.ahead and not self.waiting:
                 if self._parts and self._rotation is not None:
                     self._rotate(self._rotation, files)

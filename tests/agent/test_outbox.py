@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rankd.agent.outbox import MAX_HELD_ITEMS, Outbox
 from rankd.agent.spool import Spool
-from rankd.agent.store import LEAST_STORE_BYTES, RESERVE_BYTES, MemoryStore, Store
+from rankd.agent.store import LEAST_STORE_BYTES, RESERVE_BYTES, Entry, MemoryStore, Store
 from rankd.collector.protocol.assembly import scalar_part
 from rankd.collector.protocol.errors import ProtocolError
 from rankd.collector.protocol.records import Frame, Level, NameTable
@@ -441,3 +441,21 @@ class Delivery(RuleBasedStateMachine):
 
 TestDelivery = Delivery.TestCase
 TestDelivery.settings = settings(stateful_step_count=40)
+
+
+def test_a_sender_that_is_slower_than_the_end_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has taken something, and reads it when the spool is closed: no error, the file keeps it."""
+    spool = Spool.create(tmp_path / "x.spool", LEAST_STORE_BYTES, HELLO)
+    outbox = Outbox(spool)
+    assert outbox.put([encode_item(Note(0, 1, None, "note", "n", 0.0))])
+    read = spool.read
+
+    def late(entry: Entry) -> bytes:
+        outbox.close()
+        return read(entry)
+
+    monkeypatch.setattr(spool, "read", late)
+    assert outbox.take() == ()
+    again = Spool.open(tmp_path / "x.spool")
+    assert [entry.seq for entry in again.entries] == [1]
+    again.close(delivered=True)

@@ -55,8 +55,18 @@ def test_a_command_that_comes_again_is_answered_as_the_first_time() -> None:
     first = handler({"number": 2, "first": 5, "last": None, "interval": 7})
     step = 50
     assert handler({"number": 2, "first": 5, "last": None, "interval": 7}) == first
-    assert handler({"number": 1, "first": 4, "last": None, "interval": 9}) == first
     assert sampling.rates(50).write == 7
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_number_that_is_given_again_is_another_command(number: int) -> None:
+    """The collector's node lost power, and with it the decisions with these numbers: what it decides now holds."""
+    handler = Resampling(sampling := Sampling(), lambda: 3)
+    handler({"number": 1, "first": 5, "last": None, "interval": 7})
+    handler({"number": 2, "first": 6, "last": None, "interval": 8})
+    (report,) = handler({"number": number, "first": 20, "last": None, "interval": 9})
+    assert report.facts == {"number": number, "step": 3, "late": False}
+    assert [sampling.rates(step).write for step in (5, 6, 19, 20)] == [7, 8, 8, 9]
 
 
 @pytest.mark.parametrize("facts", [{"number": None}, {"first": "5"}, {"interval": 0}, {"first": 0}, {"interval": "x"}])

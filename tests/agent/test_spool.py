@@ -108,7 +108,9 @@ def test_a_journal_that_is_ahead_of_the_file_frees_it(tmp_path: Path) -> None:
 def test_what_is_remembered_lies_beside_the_spool_and_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For this user only, as long as the spool; what does not fit, or cannot be written, is left out."""
+    """For this user only, as long as the spool; what does not fit, or cannot be written, is left out of the file, but a
+    process that lives knows it.
+    """
     spool = Spool.create(tmp_path / "a.spool", LEAST_STORE_BYTES, HELLO)
     assert list(spool.remembered()) == []
     monkeypatch.setattr(spool_module, "_MOST_TABLES_BYTES", 250)
@@ -117,8 +119,11 @@ def test_what_is_remembered_lies_beside_the_spool_and_is_bounded(
     spool.remember(3, b"c" * 100)
     beside = tmp_path / "a.spool.tables"
     assert beside.stat().st_mode & 0o777 == 0o600
-    assert list(spool.remembered()) == [(1, b"a" * 100), (3, b"c" * 100)]
+    assert list(spool.remembered()) == [(1, b"a" * 100), (2, b"b" * 200), (3, b"c" * 100)]
     assert find_spools(tmp_path) == [tmp_path / "a.spool"]
+    spool.close(delivered=False)
+    spool = Spool.open(tmp_path / "a.spool")
+    assert list(spool.remembered()) == [(1, b"a" * 100), (3, b"c" * 100)]
     spool.close(delivered=True)
     assert list(tmp_path.iterdir()) == []
     elsewhere = tmp_path / "elsewhere"
@@ -127,7 +132,22 @@ def test_what_is_remembered_lies_beside_the_spool_and_is_bounded(
     beside.symlink_to(elsewhere)
     spool.remember(1, b"a")
     assert elsewhere.stat().st_size == 0
+    spool.close(delivered=False)
+    spool = Spool.open(tmp_path / "a.spool")
     assert list(spool.remembered()) == []
+    spool.close(delivered=True)
+
+
+def test_a_living_process_remembers_what_somebody_has_removed(tmp_path: Path) -> None:
+    """Who tidies a temporary directory takes what nobody has touched for days. All that is recorded later needs it."""
+    spool = Spool.create(tmp_path / "a.spool", LEAST_STORE_BYTES, HELLO)
+    spool.remember(1, b"a")
+    (tmp_path / "a.spool.tables").unlink()
+    spool.remember(7, b"b")
+    assert list(spool.remembered()) == [(1, b"a"), (7, b"b")]
+    spool.close(delivered=False)
+    spool = Spool.open(tmp_path / "a.spool")
+    assert list(spool.remembered()) == [(1, b"a"), (7, b"b")]
     spool.close(delivered=True)
 
 

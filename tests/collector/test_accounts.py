@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgpack
 
 from rankd.collector.accounts import Accounts, account_table
+from rankd.collector.protocol.checks import MAX_STEP
 from rankd.collector.protocol.records import Position
 from rankd.collector.protocol.wire import Goodbye
 
@@ -63,3 +64,13 @@ def test_causes_that_no_agent_has_do_not_fill_the_memory() -> None:
         accounts.dropped(0, 1, f"cause {number}", 1)
     assert accounts.total_dropped() == 1_000
     assert len(accounts.processes[0].gaps) <= 65
+
+
+def test_gaps_beyond_all_numbers_fit_a_checkpoint() -> None:
+    """A peer that names the largest number again and again costs its own account only."""
+    accounts = Accounts()
+    accounts.opened(hello(0, 1), 1)
+    for _ in range(3):
+        accounts.dropped(0, 1, "spool_full", MAX_STEP)
+    frozen = msgpack.unpackb(msgpack.packb(accounts.freeze()))
+    assert Accounts.thaw(frozen).processes[0].gaps == {"spool_full": MAX_STEP}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankd.collector.journal import MAGIC, Journal, read_segment, segments
+from rankd.collector.journal import MAGIC, MAX_ENTRY_BYTES, Journal, read_segment, segments
 from rankd.collector.protocol.errors import JournalError
 
 
@@ -309,3 +310,42 @@ def test_a_state_larger_than_a_segment_does_not_rotate_for_ever(tmp_path: Path) 
     journal.append([b"x" * 3_000])
     assert journal.due
     journal.close()
+
+
+def test_a_checkpoint_may_be_larger_than_any_other_entry(tmp_path: Path) -> None:
+    """The name tables of many processes, or what waits of a thousand ranks: it is read again, and nothing is cut."""
+    journal = Journal(tmp_path)
+    assert list(journal.replay()) == []
+    checkpoint = bytes(MAX_ENTRY_BYTES) + b"checkpoint"
+    journal.rotate(checkpoint)
+    journal.append([b"entry"])
+    journal.close()
+    assert replayed(tmp_path) == [checkpoint, b"entry"]
+    assert replayed(tmp_path) == [checkpoint, b"entry"]
+
+
+def test_a_segment_that_cannot_be_opened_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was written, and then there was no descriptor left for it: the one before stays open until it is."""
+    journal = Journal(tmp_path)
+    assert list(journal.replay()) == []
+    journal.append([b"first"])
+    (before,) = segments(tmp_path)
+    really = os.open
+
+    def out_of_files(path: Path, flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith("00000002.journal"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return really(path, flags, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", out_of_files)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Too many open files"):
+                journal.rotate(b"checkpoint")
+    opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}  # noqa: PTH208
+    assert str(before) in opened
+    journal.rotate(b"checkpoint")
+    journal.append([b"second"])
+    journal.close()
+    assert [path.name for path in segments(tmp_path)] == ["00000001.journal", "00000002.journal"]
+    assert replayed(tmp_path) == [b"checkpoint", b"second"]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.strategies import items
 
+from rankd.collector.accounts import account_table
 from rankd.collector.entries import Back, Ended, HeldOut, Lost, decode_entry, encode_entry
 from rankd.collector.protocol.errors import ProtocolError
-from rankd.collector.protocol.records import Comment, Frame, Position, RankBlock
+from rankd.collector.protocol.records import Comment, Frame, NameTable, Position, RankBlock
 from rankd.collector.protocol.speclog import Renderer, merged_text
-from rankd.collector.protocol.wire import Block, Goodbye, Hole, Note, encode_item
-from rankd.collector.run import RankState, Released
+from rankd.collector.protocol.wire import Block, Goodbye, Hole, Note, Table, encode_item
+from rankd.collector.run import MAX_WAITING_HOLES, RankState, Released
+from rankd.collector.status import Beats, Latest, status_of
 
 from .streams import Core, Training, hello, training
 
@@ -675,3 +679,72 @@ def test_gaps_may_be_among_what_is_lost() -> None:
     core.apply(core.run.admitted(core.run.intake.admit(session, [encode_item(Hole(count + 1, count + 1, 21)), bye])))
     assert list(core.run.accounts.discrepancies(complete=False)) == []
     assert core.run.rows()[0].dropped == "1 journal_lost"
+
+
+def test_holes_of_a_broken_peer_do_not_fill_the_memory() -> None:
+    """Beyond what power failures make, the line of each is written at once; a restart in between changes nothing."""
+    ranks = [training(rank, 2, goodbye=None) for rank in range(2)]
+    core = Core()
+    for one in ranks:
+        core.open(one)
+    core.deliver(ranks[0])
+    session = core.run.intake.session(ranks[0].hello.session)
+    assert session is not None
+    first, count = len(ranks[0].items) + 1, MAX_WAITING_HOLES + 10
+    for start in range(0, count, 1_000):
+        raws = []
+        for number in range(start, min(start + 1_000, count)):
+            seq = first + 2 * number
+            raws += [encode_item(Hole(seq, seq)), encode_item(Note(seq + 1, 2, None, "note", "n", 0.0))]
+        core.apply(core.run.admitted(core.run.intake.admit(session, raws)))
+        core.restart()
+        session = core.run.intake.session(ranks[0].hello.session)
+        assert session is not None
+    assert len(comments(core.released, "gap")) == 10
+    assert len(dict(core.run.freeze()[-1])) == MAX_WAITING_HOLES
+    core.apply(Lost(1, 61.0))
+    core.apply(Ended())
+    assert core.run.freeze()[-1] == []
+    assert text(core.released).count(b"an unknown number of records") == count
+    assert core.replayed() == core.released
+
+
+@given(st.data())
+def test_whatever_members_say_the_run_goes_on_and_starts_again(data: st.DataObject) -> None:
+    """Any items that can be decoded, in the order of their numbers: what comes of them is text, fits a checkpoint, and
+    is the same when the journal is read again.
+    """
+    core = Core(held_bytes=data.draw(st.sampled_from([0, 10**9])))
+    for rank in range(2):
+        core.open(training(rank, 2))
+    defined: dict[int, int] = {0: 0, 1: 0}
+    for _ in range(data.draw(st.integers(1, 12))):
+        session = core.run.intake.sessions[data.draw(st.integers(0, 1))]
+        item = data.draw(items)
+        raws: list[bytes] = []
+        ids: dict[NameTable, int] = {}
+        if isinstance(item, Block):
+            for table in dict.fromkeys(frame.table for frame in item.frames if frame.table is not None):
+                defined[session.number] += 1
+                ids[table] = 10 + defined[session.number]
+                raws.append(encode_item(Table(session.admitted + len(raws) + 1, ids[table], table)))
+        seq = session.admitted + len(raws) + 1
+        if isinstance(item, Hole):
+            item = replace(item, seq=max(item.seq % 2**62, seq), first=min(item.first, seq))
+        else:
+            item = replace(item, seq=seq)
+        try:
+            admitted = core.run.intake.admit(session, [*raws, encode_item(item, ids)])
+        except ProtocolError:
+            core.restart()
+            continue
+        core.apply(core.run.admitted(admitted))
+        assert core.run.intake.session(session.hello.session) is session
+        core.restart()
+        list(core.run.accounts.discrepancies(complete=False))
+        assert account_table(core.run.rows())
+    core.apply(Ended())
+    core.restart()
+    assert text(core.replayed()) == text(core.released)
+    now = status_of(core.run, Latest(), Beats(), now=0.0, clock=0.0, collector={})
+    assert json.loads(json.dumps(now, allow_nan=False)) == now

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,6 +198,97 @@ def test_a_disk_that_fails_keeps_the_journal(
     assert f"{failed[0]} cannot be put on the disk (Input/output error)" in caplog.text
     assert int(segments(disk.output / JOURNAL)[0].stem) == 1
     assert count > 4
+
+
+def test_a_segment_that_cannot_be_deleted_is_tried_again(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It costs space, and not the run."""
+    everything = entries()
+    ledger = ledger_of(disk.output, logs={})
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+    def is_told() -> bool:
+        ledger.commit([])
+        return "a segment of the journal cannot be deleted now" in caplog.text
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        for entry in everything[: len(everything) // 2]:
+            ledger.commit([entry])
+        wait_for(is_told)
+    first = segments(disk.output / JOURNAL)[0]
+    assert int(first.stem) == 1
+    fed(ledger, everything[len(everything) // 2 :], disk.output)
+    ledger.close()
+    assert not first.exists()
+    verified(disk.output)
+
+
+def test_too_many_files_are_no_failure_of_the_disk(
+    tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thousand ranks come back at once, and the process may open no more files for a while: the next time all of it
+    is put on the disk, the directories as well.
+    """
+    journal = disk.output / JOURNAL
+    journal.mkdir(parents=True)
+    (one := disk.output / "rank_0" / "monitor.log").parent.mkdir()
+    one.write_bytes(b"1")
+    syncing = Syncing(disk.output, journal)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(tmp_path, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limit[1]))
+    try:
+        syncing.ask(1, {one: 1})
+        wait_for(lambda: "cannot be put on the disk now (Too many open files)" in caplog.text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert syncing.reached() is None
+    assert disk.calls == []
+    syncing.ask(2, {one: 1})
+    wait_for(lambda: syncing.reached() == 2)
+    syncing.close()
+    assert {one, one.parent, disk.output, journal, tmp_path} <= {path for _, path in disk.calls}
+
+
+def test_a_log_that_somebody_has_removed_stops_nothing(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    """With its directory or without: what is there is put on the disk."""
+    journal = disk.output / JOURNAL
+    journal.mkdir(parents=True)
+    logs = [disk.output / f"rank_{rank}" / "monitor.log" for rank in range(3)]
+    for log in logs:
+        log.parent.mkdir()
+        log.write_bytes(b"1")
+    syncing = Syncing(disk.output, journal)
+    syncing.ask(1, dict.fromkeys(logs, 1))
+    wait_for(lambda: syncing.reached() == 1)
+    shutil.rmtree(logs[0].parent)
+    logs[1].unlink()
+    syncing.ask(2, dict.fromkeys(logs, 2))
+    wait_for(lambda: syncing.reached() == 2)
+    syncing.close()
+    assert disk.calls.count(("fsync", logs[2])) == 2
+    assert caplog.text == ""
+
+
+def test_after_a_failure_nothing_piles_up(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    """What is asked for then is not kept: a run may go on for months."""
+    (disk.output / JOURNAL).mkdir(parents=True)
+    loop = disk.output / "loop.log"
+    loop.symlink_to(loop)
+    syncing = Syncing(disk.output, disk.output / JOURNAL)
+    syncing.ask(1, {loop: 1})
+    wait_for(lambda: "until the collector starts again" in caplog.text)
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "rankd-sync"])
+    for _ in range(10):
+        syncing.ask(1, {loop: 1})
+    assert syncing._asked.empty()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rankd-sync"]
+    syncing.close()
 
 
 def test_a_log_that_did_not_grow_is_not_synced_again(tmp_path: Path, disk: Disk) -> None:

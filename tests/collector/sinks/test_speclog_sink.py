@@ -236,6 +236,24 @@ def test_one_log_that_cannot_be_opened_does_not_stop_the_others(tmp_path: Path) 
     assert logs(tmp_path) == texts(released([1]))
 
 
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_ranks_that_come_when_no_file_can_be_opened_lose_nothing(tmp_path: Path, more: int) -> None:
+    """Their logs' directories cannot even be looked at: what is written for them, and for all others, waits."""
+    writes = [released([1], ranks=1), released([2], ranks=4), released([3], ranks=5)]
+    with sink_at(tmp_path) as sink:
+        sink.write(writes[0])
+        lowest = os.open(tmp_path, os.O_RDONLY)
+        os.close(lowest)
+        with limit(resource.RLIMIT_NOFILE, lowest + more):
+            for each in writes[1:]:
+                with pytest.raises(OSError, match="Too many open files"):
+                    sink.write(each)
+        sink.retry()
+        assert sink.unwritten == 0
+        assert sink.sizes() == {name: len(text) for name, text in texts(*writes).items()}
+    assert logs(tmp_path) == texts(*writes)
+
+
 # -- restarts ---------------------------------------------------------------------------------------------------------
 
 FIRST, SECOND, THIRD = released([1]), released([2]), released([3], ranks=3)
