@@ -109,9 +109,10 @@ class SayBeat:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """The journal has everything up to `acked`; send again from there."""
+    """The journal of this run has everything up to `acked`; send again from there."""
 
     acked: int
+    run: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +300,7 @@ class Link:
         self._refusal_told = False
         told: list[Action] = [Tell(f"the collector at {self._endpoint} answers")] if self._warned else []
         self._warned = False
-        return [Rewind(message.acked), *told]
+        return [Rewind(message.acked, message.run), *told]
 
     def _on_ack(self, message: Message, now: float) -> list[Action]:
         assert isinstance(message, Ack)

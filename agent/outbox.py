@@ -31,7 +31,7 @@ from ..collector.protocol.assembly import block_head, join_block
 from ..collector.protocol.errors import ProtocolError
 from ..collector.protocol.items import MAX_FRAMES_PER_BLOCK
 from ..collector.protocol.wire import Gap, Goodbye, Hole, encode_item, is_table, number_item
-from .store import RESERVE_BYTES, Entry, Store
+from .store import RESERVE_BYTES, RUN_SEQ, Entry, Store
 
 __all__ = ["BATCH_BYTES", "MAX_HELD_ITEMS", "WINDOW_BYTES", "At", "Outbox", "OutboxStatistics"]
 
@@ -125,6 +125,7 @@ class Outbox:
         self._let_go: tuple[int, At | None] = (0, None)
         # What stands for items that were let go of, and is to be sent before those that are held.
         self._again: deque[bytes] = deque()
+        self._run = ""
         self._finished = False
         self._abandoned = False
         self._recovered = False
@@ -271,6 +272,13 @@ class Outbox:
                 self._store.free(newest)
                 while self._marks and self._marks[0][0] <= newest.seq:
                     self._let_go = self._marks.popleft()[1:]
+
+    def joined(self, run: str) -> None:
+        """A collector of this run has let the process in: what is held belongs there, and to no other run."""
+        with self._lock:
+            if not (self._abandoned or self._recovered or run == self._run):
+                self._run = run
+                self._store.remember(RUN_SEQ, run.encode())
 
     def rewind(self, acked: int) -> int:
         """A welcome: the journal has everything up to `acked`; all else counts as not sent.

@@ -24,7 +24,7 @@ from ..collector.protocol.about import OWN_COLLECTOR
 from ..collector.protocol.errors import ConfigError, ProtocolError
 from ..collector.protocol.wire import Hello
 from ..collector.protocol.wording import counted
-from .discovery import EndpointFinder
+from .discovery import Endpoint, EndpointFinder
 from .link import LinkState, Timing
 from .outbox import Outbox
 from .sender import Sender
@@ -36,7 +36,7 @@ __all__ = ["Fate", "Leftovers", "Recovered", "add_arguments", "deliver", "run"]
 log = logging.getLogger("rankd.agent")
 
 # Exit statuses; the collector's rescue reads them.
-_ALL_DELIVERED, _SOMETHING_LEFT, _STILL_ALIVE = 0, 1, 3
+_ALL_DELIVERED, _SOMETHING_LEFT, _STILL_ALIVE, _OF_ANOTHER_RUN = 0, 1, 3, 4
 # How often a delivery is looked at.
 _LOOK = 0.05
 # For the command: how long one spool may take.
@@ -57,6 +57,7 @@ class Fate(enum.Enum):
 
     DELIVERED = "delivered"  # all of it; the file is removed
     ALIVE = "alive"  # its process lives
+    FOREIGN = "foreign"  # it belongs to another run than the one in the output directory, which was deleted perhaps
     LEFT = "left"  # the collector did not take all of it, or the file is gone or damaged
 
 
@@ -102,24 +103,44 @@ def deliver(
     if chosen:
         who = replace(who, about={name: told for name, told in who.about.items() if name != OWN_COLLECTOR})
     text = f"rank {who.rank} of {who.world_size} (process {who.pid} on {who.host})"
+    find = _OfRun(finder(who), spool.run)
     try:
         held = outbox.held_items
-        left = _send(outbox, replace(who, recovered=True, run=""), finder(who), timeout, stop) if held else 0
+        left = _send(outbox, replace(who, recovered=True, run=spool.run), find, timeout, stop) if held else 0
     finally:
         outbox.close()
+    if left and find.other:
+        where = f"belongs to run {spool.run}, and its output directory to run {find.other} now"
+        advice = "it is left alone; if the first was deleted, delete this file too"
+        return Recovered(path, Fate.FOREIGN, f"{text}: {where}; {advice}")
     if left:
         return Recovered(path, Fate.LEFT, f"{text}: {left} of {counted(held, 'item')} not taken, and left in the file")
     return Recovered(path, Fate.DELIVERED, f"{text}: {counted(held, 'item')} delivered")
 
 
-def _send(
-    outbox: Outbox, hello: Hello, find: Callable[[], str | None], timeout: float, stop: threading.Event | None
-) -> int:
+class _OfRun:
+    """Finds the collector of one run; `other`: the run of the collector that was found instead."""
+
+    def __init__(self, find: Callable[[], str | None], run: str) -> None:
+        self._find = find
+        self._run = run
+        self.other = ""
+
+    def __call__(self) -> str | None:
+        endpoint = self._find()
+        found = endpoint.run if isinstance(endpoint, Endpoint) else ""
+        if self._run and found and found != self._run:
+            self.other = found
+            return None
+        return endpoint
+
+
+def _send(outbox: Outbox, hello: Hello, find: _OfRun, timeout: float, stop: threading.Event | None) -> int:
     sender = Sender(outbox, hello, find, where="the place of its collector", timing=_QUIET)
     sender.start()
     deadline, pause = time.monotonic() + timeout, stop or threading.Event()
     while outbox.held_items and sender.alive and sender.state is not LinkState.OFF and time.monotonic() < deadline:
-        if pause.wait(_LOOK):
+        if find.other or pause.wait(_LOOK):
             break
     return sender.close(0.0)
 
@@ -149,6 +170,7 @@ class Leftovers:
         self._find_endpoint = find_endpoint
         self._stop = threading.Event()
         self._known_since: float | None = None
+        self._foreign: set[Path] = set()
         # By name first: a thousand ranks that start on one node must not each open the files of all.
         older = [(hello, path) for path in find_spools(directory, rank) if (hello := owner(path)) is not None]
         self._own = [path for hello, path in sorted(older, key=lambda o: o[0].started) if hello.rank == rank]
@@ -163,7 +185,7 @@ class Leftovers:
         older process of this rank is still to be delivered.
         """
         endpoint = self._find_endpoint()
-        if endpoint is None or not any(path.exists() for path in self._own):
+        if endpoint is None or not any(path.exists() for path in self._own if path not in self._foreign):
             return endpoint
         self._known_since = self._known_since or time.monotonic()
         return endpoint if time.monotonic() - self._known_since >= _HOLD_BACK else None
@@ -215,6 +237,9 @@ class Leftovers:
                 log.info("left by an earlier process of this run: %s", done)
             elif done.fate is Fate.ALIVE:
                 held.append(path)
+            elif done.fate is Fate.FOREIGN and path not in self._foreign:
+                self._foreign.add(path)
+                log.warning("a spool file that is not of this run: %s", done)
         return held
 
 
@@ -241,7 +266,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Deliver; 0: all of it, 1: something was left, 3: nothing was left but what living processes still hold."""
+    """Deliver; 0: all of it, 1: something was left, 3: only what living processes hold, 4: only another run's."""
     if not args.paths and args.output is None:
         raise ConfigError("say which spool files, or with --output of which run")
     finder = functools.partial(_finder, args.output, args.endpoint)
@@ -260,6 +285,8 @@ def run(args: argparse.Namespace) -> int:
         print("no spool files there", flush=True)
     if Fate.LEFT in fates:
         return _SOMETHING_LEFT
+    if Fate.FOREIGN in fates:
+        return _OF_ANOTHER_RUN
     return _STILL_ALIVE if Fate.ALIVE in fates else _ALL_DELIVERED
 
 

@@ -424,6 +424,7 @@ class Sender:
                 case SayBeat():
                     self._say(encode_message(self._beat()))
                 case Rewind():
+                    self._outbox.joined(action.run)
                     self._rewind(action.acked)
                 case Acknowledged():
                     self._outbox.acked(action.seq)

@@ -17,7 +17,7 @@ has the number that is expected next, and recovery stops there. The same goes fo
 the ring has by now bear a number that has passed. A file without a notebook (n = m) is of an older rankd.
 
 Beside it, and as long as it, lies a file of name tables: records like those of the ring, of the items that define them.
-They are wanted again where a collector has lost the end of its journal.
+They are wanted again where a collector has lost the end of its journal. The run that was joined stands there as well.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..collector.protocol.assembly import join_block
 from ..collector.protocol.errors import ProtocolError, VersionError
 from ..collector.protocol.tables import MAX_TABLE_BYTES
 from ..collector.protocol.wire import MAX_ITEM_BYTES, Hello, decode_message, encode_message, number_item
-from .store import LEAST_STORE_BYTES, Entry
+from .store import LEAST_STORE_BYTES, RUN_SEQ, Entry
 
 __all__ = ["SPOOL_SUFFIX", "SPOOL_VERSION", "Spool", "find_spools", "owner", "remove_unfinished"]
 
@@ -232,6 +232,12 @@ class Spool:
             return ()
         with os.fdopen(fd, "rb") as file:
             return list(_records(file.read(_MOST_TABLES_BYTES)))
+
+    @property
+    def run(self) -> str:
+        """The run whose collector has let the process in; empty: none had, or it is not known."""
+        known = [raw for seq, raw in self.remembered() if seq == RUN_SEQ]
+        return known[-1].decode(errors="replace") if known else ""
 
     def free(self, entry: Entry) -> None:
         end = entry.where + _RECORD.size + entry.size

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-__all__ = ["LEAST_STORE_BYTES", "RESERVE_BYTES", "Entry", "MemoryStore", "Store"]
+__all__ = ["LEAST_STORE_BYTES", "RESERVE_BYTES", "RUN_SEQ", "Entry", "MemoryStore", "Store"]
 
 # Kept free for the end: a gap for each cause (at most 125 bytes) and the goodbye (at most 1,200), with the stores' own
 # costs. Whatever happened before, the process can say how much it lost.
 RESERVE_BYTES = 4_096
 # A store below this would refuse nearly everything.
 LEAST_STORE_BYTES = 4 * RESERVE_BYTES
+# Items are numbered from 1.
+RUN_SEQ = 0
 
 
 class Entry(NamedTuple):
@@ -52,7 +54,7 @@ class Store(Protocol):
 
     def remember(self, seq: int, raw: bytes) -> None:
         """Keep a copy of this item as long as the store is there; `free` leaves it alone. One that cannot be kept is
-        missing in `remembered`."""
+        missing in `remembered`. RUN_SEQ is the number of no item: that is the id of the run."""
 
     def remembered(self) -> Sequence[tuple[int, bytes]]:
         """The numbers and bytes of what was remembered, oldest first."""

@@ -45,8 +45,9 @@ _AT_ONCE = 4
 _TIMEOUT = 30
 # Directories for temporary files that the processes of one run may have on one host.
 _MOST_DIRECTORIES = 16
-# The exit status of `rankd recover` when everything was delivered, and when the process is alive.
-_DELIVERED, _ALIVE = 0, 3
+# The exit status of `rankd recover` when everything was delivered, when the process is alive, and when it was one of
+# another run.
+_DELIVERED, _ALIVE, _FOREIGN = 0, 3, 4
 # A hello's fact: where its process has its spool.
 _ABOUT_SPOOL = "spool"
 
@@ -84,6 +85,8 @@ class Rescue:
         self._patience = _SILENT_BEATS * beat_interval
         self._host = socket.gethostname()
         self._cases: dict[Path, _Case] = {}
+        # Spools of a run that was in this output directory before; they are none of ours.
+        self._foreign: set[Path] = set()
         # Sessions that somebody has delivered for, so that their processes are gone: when that was last heard.
         self._gone: dict[bytes, float] = {}
         self._look_at = 0.0
@@ -103,8 +106,11 @@ class Rescue:
 
     def due(self, now: float) -> list[Entry]:
         """Look after the deliveries; what follows from those that are through. Never waits."""
-        delivered = {path for path, case in self._cases.items() if self._ended(case, now) == _DELIVERED}
-        for path in delivered:
+        ended = {path: self._ended(case, now) for path, case in self._cases.items()}
+        delivered = {path for path, status in ended.items() if status == _DELIVERED}
+        foreign = {path for path, status in ended.items() if status == _FOREIGN}
+        self._foreign |= foreign
+        for path in delivered | foreign:
             del self._cases[path]
         look = now >= self._look_at
         out = self._lost(delivered, now) if delivered or look else []
@@ -172,7 +178,7 @@ class Rescue:
             is_silent = self._liveness.silent(session.rank, now) >= self._patience or self.is_gone(session)
             (silent if is_silent else heard).add(path)
         # A spool may also lie elsewhere: its process had another directory for temporary files.
-        there = (self._files() | set(filter(_exists, silent))) - heard
+        there = (self._files() | set(filter(_exists, silent))) - heard - self._foreign
         for path in there - self._cases.keys():
             self._cases[path] = _Case(now if path in silent else now + self._patience)
         self._cases = {path: case for path, case in self._cases.items() if path in there or case.recover is not None}
@@ -239,7 +245,7 @@ class Rescue:
         status = recover.returncode
         case.recover = None
         self._put_off(case, status, now)
-        level = logging.DEBUG if status == _ALIVE else logging.INFO
+        level = {_ALIVE: logging.DEBUG, _FOREIGN: logging.WARNING}.get(status, logging.INFO)
         log.log(level, "recover (status %d): %s", status, said.strip())
         return status
 

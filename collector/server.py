@@ -290,7 +290,8 @@ class Collector:
         self._door.greet(peer)
         if hello.run not in ("", self._run_id):
             reason = f"this is the collector of run {self._run_id} ({self._place.output}), not of run {hello.run}"
-            self._send(peer, Refused(reason, retry=True))
+            # What a dead process has left never comes to belong to another run.
+            self._send(peer, Refused(reason, retry=not hello.recovered))
             return
         # Who names the run has read it in the output directory. Paths mean the same on both sides on one machine only.
         doubtful = not hello.run and self._door.is_local(peer)

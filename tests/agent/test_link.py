@@ -174,7 +174,7 @@ def test_one_warning_while_alone_and_one_word_when_it_is_over() -> None:
     assert "did not answer" in warnings[0][1]
     if link.state is S.SEEKING:
         link.found(ENDPOINT, now)
-    assert link.received(WELCOME, now) == [Rewind(4), Tell(f"the collector at {ENDPOINT} answers")]
+    assert link.received(WELCOME, now) == [Rewind(4, "r1"), Tell(f"the collector at {ENDPOINT} answers")]
 
 
 def test_a_second_outage_warns_again() -> None:

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import SOON, CollectorProcess, Peer, comments, contents, recover, wait_for
+from tests.support import PATIENCE, SOON, CollectorProcess, Peer, comments, contents, recover, wait_for
 
+from rankd.agent.discovery import EndpointFinder
 from rankd.agent.identity import Identity, introduction
 from rankd.agent.outbox import Outbox
 from rankd.agent.recover import Fate, Leftovers, deliver
 from rankd.agent.spool import Spool, find_spools
+from rankd.collector.config import SpoolConfig
 from rankd.collector.protocol.records import Frame, Record
 from rankd.collector.protocol.wire import Beat, Block, Data, Goodbye, encode_item
 
@@ -26,11 +28,15 @@ from rankd.collector.protocol.wire import Beat, Block, Data, Goodbye, encode_ite
 pytestmark = pytest.mark.slow
 
 
-def left(directory: Path, rank: int = 0, steps: int = 5, world: int = 2, *, goodbye: bool = True) -> Path:
-    """What a process of a rank has left that nobody has ever heard."""
+def left(
+    directory: Path, rank: int = 0, steps: int = 5, world: int = 2, *, goodbye: bool = True, run: str | None = None
+) -> Path:
+    """What a process of a rank has left that nobody has ever heard; or (`run`) that a collector had let in."""
     hello = introduction(Identity(rank, world, "test"), None, {"output": str(directory / "out")})
     spool = Spool.create(directory / f"rank_{rank}.{hello.session.hex()}.spool", 2**18, hello)
     outbox = Outbox(spool)
+    if run is not None:
+        outbox.joined(run)
     for step in range(1, steps + 1):
         assert outbox.put([encode_item(Block(0, step, None, True, 0.0, (Frame.scalar("loss", float(step)),)))])
     if goodbye:
@@ -100,6 +106,59 @@ def test_what_cannot_be_delivered_stays(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "6 of 6 items not taken" in done.stdout
     assert damaged.exists()
+    assert path.exists()
+
+
+def test_what_another_run_has_left_is_not_delivered(tmp_path: Path, collector: CollectorProcess) -> None:
+    """Its output directory was deleted, and holds a new run: status 4, the file stays, the log has nothing of it."""
+    connection = collector.connection()
+    own = left(tmp_path, 0, world=1, goodbye=False, run=str(connection["run"]))
+    other = left(tmp_path, 1, run="0123456789abcdef")
+    done = recover(tmp_path, str(own), str(other), "--output", "out")
+    assert done.returncode == 4, done.stdout
+    assert f"belongs to run 0123456789abcdef, and its output directory to run {connection['run']} now" in done.stdout
+    assert not own.exists()
+    # Who names the collector itself does not get it there either.
+    assert recover(tmp_path, str(other), "--endpoint", str(connection["endpoint"])).returncode == 1
+    assert other.exists()
+    collector.process.terminate()
+    collector.process.wait(PATIENCE)
+    assert losses(tmp_path, 0) == [1, 2, 3, 4, 5]
+    assert losses(tmp_path, 1) == []
+
+
+def test_the_collector_leaves_alone_what_another_run_has_left_on_its_host(
+    tmp_path: Path, collector: CollectorProcess
+) -> None:
+    """It says so once, and ends as if the file were not there."""
+    spools = tmp_path / f"rankd-{os.geteuid()}" / SpoolConfig().place(tmp_path / "out").name
+    spools.mkdir(parents=True)
+    path = left(spools, 1, run="0123456789abcdef")
+    peer = Peer(collector)
+    peer.welcome(introduction(Identity(0, 1, "test"), None, {}))
+    wait_for(lambda: "belongs to run 0123456789abcdef" in collector.said())
+    peer.say(Data((encode_item(Goodbye(1, "done", 0, {}, 0.0)),)))
+    status, said = collector.ended()
+    peer.close()
+    assert status == 0, said
+    assert said.count("belongs to run") == 1
+    assert "not delivered" not in said
+    assert path.exists()
+    assert losses(tmp_path, 1) == []
+
+
+def test_leftovers_of_another_run_hold_no_hello_back(tmp_path: Path, collector: CollectorProcess) -> None:
+    """An agent says once that the file is none of its run, and does not wait for it."""
+    path = left(tmp_path, 0, run="0123456789abcdef")
+    find = EndpointFinder(None, {}, tmp_path / "out")
+    leftovers = Leftovers(tmp_path, 0, find)
+    leftovers.start()
+    started = time.monotonic()
+    wait_for(lambda: leftovers.find_endpoint() is not None)
+    took = time.monotonic() - started
+    leftovers.stop()
+    leftovers.join(PATIENCE)
+    assert took < 3.0
     assert path.exists()
 
 
