@@ -1,12 +1,15 @@
-"""Putting files and directories on the disk, so that a power failure leaves them as they are."""
+"""Putting files and directories on the disk, so that a power failure leaves them as they are; and keeping what one has
+left that does not fit together.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["sync_directory", "sync_file", "sync_tree"]
+__all__ = ["set_aside", "sync_directory", "sync_file", "sync_tree"]
 
 # What some network file systems say to fsync of a directory.
 _UNKNOWN = (errno.EINVAL, errno.EOPNOTSUPP)
@@ -45,6 +48,30 @@ def sync_tree(path: Path) -> None:
         except OSError:
             # Not ours, so nothing there was made by us; or a file system that cannot.
             return
+
+
+def set_aside(path: Path, place: int, pieces: Iterable[bytes]) -> Path | None:
+    """Keep what is about to be cut from a file from byte `place` on: in a file beside it, `NAME.PLACE.cut`.
+
+    Returns:
+        That file; None: there are zeros only, of which nothing is kept.
+
+    Raises:
+        OSError: there is no room; or what the pieces raise.
+    """
+    aside = path.with_name(f"{path.name}.{place}.cut")
+    something = False
+    try:
+        with aside.open("wb") as file:
+            for piece in pieces:
+                something = something or any(piece)
+                file.write(piece)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    if not something:
+        aside.unlink()
+    return aside if something else None
 
 
 def _sync(path: Path, flags: int) -> os.stat_result:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from .disk import sync_directory, sync_tree
+from .disk import set_aside, sync_directory, sync_tree
 from .protocol.errors import JournalError
 from .protocol.wording import counted
 
@@ -57,6 +57,8 @@ _SET_ASIDE = ".cut"
 # Written pages are on the disk after this many seconds, whatever the system's settings (Linux: 35 s): what a power
 # failure may have taken is younger.
 _WRITEBACK = 120.0
+# What is cut short at the end, and no longer than this, is a write that a crash has cut, of no use to anybody.
+_SMALL_WRITE = 2**16
 # A disk writes so many bytes or none of them.
 _SECTOR = 512
 # A reference is segment * _OFFSETS + offset; no segment is a tebibyte.
@@ -156,6 +158,27 @@ def _is_cut(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-min(tail.size, _SECTOR), os.SEEK_END)
         return tail.size > 0 and (tail.torn or _only_zeros(file))
+
+
+def _keep_tail(tail: Tail, path: Path) -> None:
+    """Say what is cut from the end of the journal, and keep it where it may be more than a write that was cut short."""
+    if tail.size == 0:
+        return
+    what = f"{path}: cutting {counted(tail.size, 'byte')} from byte {tail.offset} on"
+    if tail.torn and tail.size <= _SMALL_WRITE:
+        log.warning("%s, no whole entry", what)
+        return
+    with path.open("rb") as file:
+        file.seek(tail.offset)
+        aside = set_aside(path, tail.offset, iter(lambda: file.read(2**20), b""))
+    kept = "zeros" if aside is None else f"they are kept in {aside.name}"
+    if tail.torn:
+        log.warning("%s, no whole entry; %s", what, kept)
+    else:
+        log.warning(
+            "%s: an entry there is damaged, and none behind it can be used; %s. What the logs hold of them is kept in "
+            "files *.cut beside the logs", what, kept,
+        )  # fmt: skip
 
 
 def _only_zeros(file: BinaryIO) -> bool:
@@ -297,9 +320,7 @@ class Journal:
                     f"{path} is damaged at byte {end} of {path.stat().st_size}, and later segments follow. Restore it, "
                     "or move the journal away to start a new one"
                 )
-        if torn := paths[-1].stat().st_size - end:
-            # A crash in mid-write leaves less than one write; more than that is damage, and somebody should know.
-            log.warning("%s: cutting %s from byte %d on, no whole entry", paths[-1], counted(torn, "byte"), end)
+        _keep_tail(tail_of(paths[-1], end), paths[-1])
         self._resume(paths[-1], end)
 
     def _up_to_a_cut(self, paths: list[Path]) -> list[Path]:

@@ -16,10 +16,12 @@ import os
 import resource
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from ..disk import set_aside
 from ..protocol.wording import counted
 from .gzipped import DamagedPartError
 from .parts import LogReader, cut_log, hold_place, layout_of, part_path
@@ -33,6 +35,9 @@ _logger = logging.getLogger(__name__)
 # need theirs too. Opening a log again costs about as much as writing a block.
 _SHARE_OF_FILES = 2
 _LEAST_OPEN_FILES = 64
+
+# Copied at once.
+_PIECE = 2**20
 
 # IOV_MAX of Linux: one call takes no more buffers.
 _MAX_PARTS = 1_024
@@ -332,12 +337,23 @@ class LogFile:
                 return b""
 
     def _cut(self, files: OpenFiles) -> None:
+        # Lines that the journal has lost are all that is left of these records.
+        if aside := set_aside(self.path, self.position, self._pieces()):
+            _logger.warning("%s: what the journal does not make of it is kept in %s", self.path, aside.name)
         if self.position < self.base:
             files.forget(self.path)
             self.base = cut_log(self.path, self.position)
         else:
             os.ftruncate(files.open(self.path), self.position - self.base)
         self._size = self.position
+
+    def _pieces(self) -> Iterator[bytes]:
+        """What the log holds from `position` on, as far as it can be read."""
+        with LogReader(self.path) as log, suppress(DamagedPartError):
+            at = max(self.position, log.start)
+            while piece := log.read(at, _PIECE):
+                yield piece
+                at += len(piece)
 
     def settle(self, files: OpenFiles) -> None:
         """Cut what the log holds beyond what was rendered."""

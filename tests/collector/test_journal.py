@@ -70,15 +70,48 @@ def test_a_torn_tail_is_cut_at_every_byte(tmp_path: Path) -> None:
         assert replayed(directory) == [*kept, b"third"]
 
 
-def test_a_wrong_byte_in_the_last_entry_is_a_torn_tail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Blocks of a file may reach the disk in any order; the checksum tells. What is cut is said, with its size."""
-    journal_of(tmp_path, [b"first", b"second"])
+@pytest.mark.parametrize("place", [28 + 9, -1])
+def test_a_wrong_byte_ends_the_journal_and_nothing_is_thrown_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int
+) -> None:
+    """Blocks of a file may reach the disk in any order, or a disk may err; the checksum tells. What cannot be used any
+    more is kept beside the segment, however much it is.
+    """
+    journal_of(tmp_path, [b"first", b"second", b"third"])
     (path,) = segments(tmp_path)
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1
+    data[place] ^= 1
     path.write_bytes(data)
+    there = [b"first"] if place > 0 else [b"first", b"second"]
+    begin = 29 if place > 0 else 29 + 14
+    assert replayed(tmp_path) == there
+    assert f"00000001.journal: cutting {len(data) - begin} bytes from byte {begin} on: an entry there is" in caplog.text
+    assert (tmp_path / f"00000001.journal.{begin}.cut").read_bytes() == data[begin:]
+    caplog.clear()
+    assert replayed(tmp_path) == there
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(("size", "kept"), [(100, False), (2**16 + 1, True)])
+def test_a_write_that_was_cut_short_is_kept_if_it_is_large(tmp_path: Path, size: int, kept: bool) -> None:
+    """A length that has become wrong in the middle of the journal looks like one, with all that follows."""
+    journal_of(tmp_path, [b"first"])
+    (path,) = segments(tmp_path)
+    tail = (2**20).to_bytes(4, "little") + b"x" * (size - 4)
+    with path.open("ab") as file:
+        file.write(tail)
     assert replayed(tmp_path) == [b"first"]
-    assert "00000001.journal: cutting 14 bytes from byte 29 on, no whole entry" in caplog.text
+    assert [p.read_bytes() for p in tmp_path.glob("*.cut")] == ([tail] if kept else [])
+
+
+def test_zeros_behind_the_last_entry_are_not_kept(tmp_path: Path) -> None:
+    """A power failure leaves them where the size of a file was on the disk before its bytes."""
+    journal_of(tmp_path, [b"first"])
+    (path,) = segments(tmp_path)
+    with path.open("ab") as file:
+        file.write(bytes(100_000))
+    assert replayed(tmp_path) == [b"first"]
+    assert list(tmp_path.glob("*.cut")) == []
 
 
 def rotated(directory: Path, keep: int | None = None) -> tuple[Journal, list[int]]:
@@ -192,7 +225,8 @@ def test_a_segment_that_was_cut_while_later_ones_are_there(tmp_path: Path, zeros
     entries = after_a_power_failure(tmp_path, third, data[: len(data) - 700] + bytes(zeros) * (zeros > 0))
     assert entries == [b"checkpoint 2"]
     assert [path.name for path in segments(tmp_path)] == [f"0000000{n}.journal" for n in (1, 2, 3)]
-    assert sorted(path.name for path in tmp_path.glob("*.cut")) == ["00000004.journal.cut", "00000005.journal.cut"]
+    aside = {path.name for path in tmp_path.glob("*.cut")}
+    assert aside - {"00000003.journal.36.cut"} == {"00000004.journal.cut", "00000005.journal.cut"}
 
 
 def test_older_segments_are_not_read_for_cuts(tmp_path: Path) -> None:

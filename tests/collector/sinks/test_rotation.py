@@ -272,6 +272,28 @@ def test_what_something_else_cut_is_a_hole_not_another_place(tmp_path: Path) -> 
     world.kill()
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_cut_across_parts_is_kept(tmp_path: Path, packed: bool) -> None:
+    """The journal has lost its end, and with it what several parts of the log were made of."""
+    world = World(tmp_path)
+    world.checkpoint()
+    for _ in range(10):
+        world.write()
+    whole = world.text
+    world.kill()
+    if packed:
+        for part in parts_of(world.log):
+            pack(part.path)
+    world.blocks = 2
+    world.start()
+    assert whole_log(world.log) == world.text
+    place = len(world.text)
+    assert world.log.with_name(f"{world.log.name}.{place}.cut").read_bytes() == whole[place:]
+    world.write()
+    assert whole_log(world.log) == world.text
+    world.kill()
+
+
 def test_a_full_disk_around_a_rotation(tmp_path: Path) -> None:
     """Whichever byte the disk is full at, before and after a rename: retry goes on there, and parts end with lines."""
     for room in range(30, 90):

@@ -296,7 +296,9 @@ def test_resume_leaves_in_place_what_a_follower_has_seen(tmp_path: Path) -> None
 
 
 def test_settle_cuts_what_was_not_made_again(tmp_path: Path) -> None:
-    """What the journal does not have goes from the logs at any byte, logs of unknown ranks included."""
+    """What the journal does not have goes from the logs at any byte, logs of unknown ranks included; it is kept beside
+    them, for nobody else has these records any more.
+    """
     for extra in (1, 7, 1000):
         put(tmp_path, {name: text + b"x" * extra for name, text in ALL.items()} | {rank_log(7): b"# x\n"})
         with sink_at(tmp_path) as sink:
@@ -306,6 +308,9 @@ def test_settle_cuts_what_was_not_made_again(tmp_path: Path) -> None:
             sink.settle()
             sink.write([Comment(7, "note", "new")])
         assert logs(tmp_path) == texts(FIRST, SECOND, THIRD, [Comment(7, "note", "new")])
+        for name, text in ALL.items():
+            assert (tmp_path / f"{name}.{len(text)}.cut").read_bytes() == b"x" * extra
+        assert (tmp_path / f"{rank_log(7)}.0.cut").read_bytes() == b"# x\n"
 
 
 def test_settle_without_repeated_writes(tmp_path: Path) -> None:
