@@ -59,16 +59,19 @@ def printers_for(journal: int) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rebuild and say what was made; 0: done."""
+    """Rebuild and say what was made; 0: done, 1: the journal is damaged, and what comes before that was made."""
     keep_freed_memory()
     collect_garbage_seldom()
     with progress_line("rebuilding") as show:
         replay = rebuild(args.output, args.into, show, args.printers)
-    if replay.tail.size:
+    if replay.tail.size and replay.tail.torn:
         last = replay.segments[-1]
         print(f"note: {last} ends with {counted(replay.tail.size, 'byte')} of an unfinished entry, which is left out")
     what = f"{counted(replay.entries, 'entry', 'entries')} of {counted(len(replay.segments), 'segment')}"
     print(f"{what} made again: {args.into / MERGED_LOG}")
+    if (damage := replay.damage()) is not None:
+        print(f"rankd rebuild: {damage}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -187,14 +187,12 @@ class Verification:
 
     def _check_tail(self) -> None:
         tail, last = self._replay.tail, self._replay.segments[-1]
-        if not tail.size or self._collector is not None:
-            return
-        if tail.torn:
+        if tail.torn and tail.size and self._collector is None:
             self.notes.append(
                 f"{last}: {counted(tail.size, 'byte')} from byte {tail.offset} on: a torn write of a collector that "
                 "was killed; nothing there was acknowledged, and the next start cuts it"
             )
-        else:
+        elif self._replay.damaged:
             where = f"{last}: byte {tail.offset}"
             found = f"{counted(tail.size, 'byte')} whose checksum is wrong"
             self.findings.append(Finding(where, "a whole entry", found))
