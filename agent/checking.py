@@ -58,7 +58,11 @@ def _at_least(low: int, text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check; 0: usable, 1: there are errors."""
+    """Check; 0: usable, 1: there are errors.
+
+    Raises:
+        ConfigError: there is nothing that could be checked: the file cannot be read, or an argument is wrong.
+    """
     if args.step_seconds is not None and not 0 < args.step_seconds < float("inf"):
         raise ConfigError(f"--step-seconds must be above zero, got {args.step_seconds}")
     report = _report(args)
@@ -77,6 +81,8 @@ def _report(args: argparse.Namespace) -> Report:
         mapping = load_yaml(args.config)
         config = AgentConfig.from_mapping(mapping)
     except RankdError as e:
+        if isinstance(e.__cause__, OSError):
+            raise  # it says nothing about what the file holds
         return Report(source, tuple(str(e).splitlines()), section_warnings(mapping), versions=versions)
     shape, assumed = training_of(mapping, args.world_size, args.micro_steps, args.steps, args.step_seconds)
     errors: tuple[str, ...] = ()
