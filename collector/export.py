@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         drop_output()
         return 0
     if not count:
-        print(f"note: {selection.nothing()}", file=sys.stderr)
+        print(f"note: {selection.nothing(whole=missing is None and not damages)}", file=sys.stderr)
     if args.to != "-":
         print(f"{counted(count, 'record')}: {args.to}")
     for damage in damages:

@@ -103,9 +103,10 @@ def _show_remote(args: argparse.Namespace, selection: Selection, printer: _Print
 def _show(args: argparse.Namespace, history: History, printer: _Printer) -> None:
     wanted = args.lines if args.lines is not None or args.step is not None else _LINES
     count = printer.print(history.last(wanted) if wanted is not None else history.all())
-    if not count and wanted != 0 and history.size and not args.follow:
-        _tell(history.selection.nothing())
-    for note in history.notes():
+    nothing = not count and wanted != 0
+    if nothing and history.size and not args.follow:
+        _tell(history.selection.nothing(whole=history.whole))
+    for note in history.notes(nothing=nothing):
         _tell(note)
 
 
