@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.util
 import json
 import logging
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..collector.protocol.arguments import whole_number
 from ..collector.protocol.errors import ConfigError, RankdError
 from ..collector.settings import load_yaml
 from . import adapters
@@ -39,7 +39,7 @@ _MINDSPORE_ERRORS_ONLY = ("3", "4")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    positive = functools.partial(_at_least, 1)
+    positive = whole_number(1)
     parser.add_argument("config", type=Path, metavar="train.yaml", help="the training YAML")
     parser.add_argument("--model", metavar="FILE.py:FUNCTION", help="builds the model; its parameters are matched")
     parser.add_argument("--world-size", type=positive, metavar="N", help="number of ranks")
@@ -48,13 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-seconds", type=float, metavar="S", help="how long a step takes (default 1)")
     parser.add_argument("-v", "--verbose", action="store_true", help="all settings, and all names that filters match")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
-
-
-def _at_least(low: int, text: str) -> int:
-    value = int(text)
-    if value < low:
-        raise argparse.ArgumentTypeError(f"must be at least {low}, got {value}")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

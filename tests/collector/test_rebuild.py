@@ -122,4 +122,4 @@ def test_a_number_of_processes_that_is_none(tmp_path: Path, asked: str, capsys: 
     """What is allowed is said."""
     with pytest.raises(SystemExit):
         main(["rebuild", str(tmp_path), "--into", str(tmp_path / "again"), f"--printers={asked}"])
-    assert f"expected a number from 0 to 64, found {asked}" in capsys.readouterr().err
+    assert f"expected a whole number from 0 to 64, found {asked}" in capsys.readouterr().err
