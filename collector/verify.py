@@ -210,7 +210,15 @@ class Verification:
             where = f"{self._output / name}: byte {end}"
             what = f"{counted(count, 'more byte')} that the journal has (start the collector again, or `rankd rebuild`)"
             self.findings.append(Finding(where, what, "the end of the file"))
-        for name, count in sorted(logs.beyond().items()):
+        beyond = logs.beyond()
+        if beyond and alive is None:
+            self.notes.append(
+                f"{counted(len(beyond), 'log goes', 'logs go')} on where the journal ends: a power failure of the "
+                "collector's node leaves that (rankd.journal.durability), and so does a journal that somebody has cut. "
+                f"Starting the collector (`rankd collect {self._output}`) cuts the logs to what the journal makes; "
+                "copy them first if they matter more"
+            )
+        for name, count in sorted(beyond.items()):
             if alive is not None:
                 self.notes.append(f"{name}: {counted(count, 'byte')} came after the journal was read, not checked")
                 continue
