@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.util
 import json
 import logging
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..collector.protocol.arguments import whole_number
 from ..collector.protocol.errors import ConfigError, RankdError
 from ..collector.settings import load_yaml
 from . import adapters
@@ -39,7 +39,7 @@ _MINDSPORE_ERRORS_ONLY = ("3", "4")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    positive = functools.partial(_at_least, 1)
+    positive = whole_number(1)
     parser.add_argument("config", type=Path, metavar="train.yaml", help="the training YAML")
     parser.add_argument("--model", metavar="FILE.py:FUNCTION", help="builds the model; its parameters are matched")
     parser.add_argument("--world-size", type=positive, metavar="N", help="number of ranks")
@@ -50,15 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the report as JSON")
 
 
-def _at_least(low: int, text: str) -> int:
-    value = int(text)
-    if value < low:
-        raise argparse.ArgumentTypeError(f"must be at least {low}, got {value}")
-    return value
-
-
 def run(args: argparse.Namespace) -> int:
-    """Check; 0: usable, 1: there are errors."""
+    """Check; 0: usable, 1: there are errors.
+
+    Raises:
+        ConfigError: there is nothing that could be checked: the file cannot be read, or an argument is wrong.
+    """
     if args.step_seconds is not None and not 0 < args.step_seconds < float("inf"):
         raise ConfigError(f"--step-seconds must be above zero, got {args.step_seconds}")
     report = _report(args)
@@ -77,6 +74,8 @@ def _report(args: argparse.Namespace) -> Report:
         mapping = load_yaml(args.config)
         config = AgentConfig.from_mapping(mapping)
     except RankdError as e:
+        if isinstance(e.__cause__, OSError):
+            raise  # it says nothing about what the file holds
         return Report(source, tuple(str(e).splitlines()), section_warnings(mapping), versions=versions)
     shape, assumed = training_of(mapping, args.world_size, args.micro_steps, args.steps, args.step_seconds)
     errors: tuple[str, ...] = ()

@@ -7,7 +7,6 @@ a job would see: records per second, and the time from a push to the readable li
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import multiprocessing
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from ..collector.config import RankdConfig
 from ..collector.growing import GrowingFile
+from ..collector.protocol.arguments import whole_number
 from ..collector.protocol.errors import ConfigError, RankdError
 from ..collector.protocol.records import Frame, NameTable
 from ..collector.protocol.wording import counted
@@ -67,7 +67,7 @@ class _Plan:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    positive = functools.partial(_at_least, 1)
+    positive = whole_number(1)
     parser.add_argument("--output", type=Path, required=True, help="output directory; must not hold a run yet")
     parser.add_argument("--config", type=Path, metavar="YAML",
                         help="a training YAML whose `rankd:` section holds here too (outputs, logs, …), except for "
@@ -79,13 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--params", type=positive, default=700, help="parameters, one norm each (default 700)")
     parser.add_argument("--rate", type=float, default=10.0, help="micro-steps per second; 0: flat out (default 10)")
     parser.add_argument("--processes", type=positive, default=0, help="processes for the ranks (default: one a core)")
-
-
-def _at_least(low: int, text: str) -> int:
-    value = int(text)
-    if value < low:
-        raise argparse.ArgumentTypeError(f"must be at least {low}, got {value}")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,8 +12,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from io import TextIOWrapper
 
+from .protocol.arguments import Parser
 from .protocol.errors import RankdError
 
 __all__ = ["main"]
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen, rest = parser.parse_args(argv[:1]), argv[1:]
     module_name, help_line = _COMMANDS[chosen.command]
     module = importlib.import_module(module_name, __package__)
-    command = argparse.ArgumentParser(prog=f"rankd {chosen.command}", description=help_line)
+    command = Parser(prog=f"rankd {chosen.command}", description=help_line)
     module.add_arguments(command)
     try:
         status = int(module.run(command.parse_args(rest)))
@@ -72,5 +74,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"commands:\n{lines}\n\n`rankd COMMAND --help` says more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"rankd {_version()}")
     parser.add_argument("command", choices=_COMMANDS, metavar="COMMAND", help="one of the commands below")
     return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("rankd")
+    except metadata.PackageNotFoundError:
+        return "of a checkout that is not installed"

@@ -38,33 +38,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export and say how much; 0: done."""
+    """Export and say how much; 0: done, 1: the journal is damaged, and what comes before that was exported."""
     missing = missing_from(args.output)
     if missing is not None:
         print(f"note: {missing}", file=sys.stderr)
     selection = selection_of(args)
+    damages: list[str] = []
     try:
         with progress_line("exporting") as show:
-            count = export(args.output, selection, args.format, args.to, show)
+            count = export(args.output, selection, args.format, args.to, show, damages.append)
     except BrokenPipeError:
         drop_output()
         return 0
     if not count:
-        print(f"note: {selection.nothing()}", file=sys.stderr)
+        print(f"note: {selection.nothing(whole=missing is None and not damages)}", file=sys.stderr)
     if args.to != "-":
         print(f"{counted(count, 'record')}: {args.to}")
-    return 0
+    for damage in damages:
+        print(f"rankd export: {damage}", file=sys.stderr)
+    return int(bool(damages))
 
 
 def export(
-    output: Path, selection: Selection, form: str, to: str, progress: Callable[[int, int], None] = lambda *_: None
+    output: Path,
+    selection: Selection,
+    form: str,
+    to: str,
+    progress: Callable[[int, int], None] = lambda *_: None,
+    told: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Write the wanted records of a run to a file, which is there when it is complete; returns how many.
+
+    Args:
+        told: called with what is damaged at the end of the journal and was not read.
 
     Raises:
         RankdError: there is no journal, or it is damaged, or the file cannot be written; says why.
     """
-    blocks = chosen_blocks(output, selection, progress)
+    blocks = chosen_blocks(output, selection, progress, told)
     if to == "-":
         return _write(form, sys.stdout.buffer, blocks)
     unfinished = Path(f"{to}.{os.getpid()}.unfinished")

@@ -13,7 +13,7 @@ from .following import Line, LineFilter, attempt_at, backwards, chunks_of, sampl
 from .selection import Selection
 from .sinks.merged_index import MERGED_INDEX, Chunk
 from .sinks.parts import LogReader
-from .sinks.speclog import MERGED_LOG
+from .sinks.speclog import MERGED_LOG, rank_log
 
 __all__ = ["History", "LocalSource", "Source"]
 
@@ -104,15 +104,36 @@ class History:
     def __exit__(self, *_: object) -> None:
         self._log.close()
 
-    def notes(self) -> list[str]:
-        """What is missing of what was asked for, for a person."""
+    @property
+    def whole(self) -> bool:
+        """Nothing of the log is missing."""
+        return not self._first and not self._missing()
+
+    def _missing(self) -> list[tuple[int, int]]:
+        return [hole for hole in self._log.holes() if hole[0] < self.size]
+
+    def notes(self, *, nothing: bool = False) -> list[str]:
+        """What is missing of what was asked for, for a person.
+
+        Args:
+            nothing: nothing was found of it, so it may have been in what is gone.
+        """
         notes = []
-        if self._first and self._reached:
-            notes.append(f"the first {self._first} bytes of {self._log.name} are gone: older parts were deleted")
-        if holes := [hole for hole in self._log.holes() if hole[0] < self.size]:
+        if self._first and (self._reached or nothing):
+            gone = f"the first {self._first} bytes of {self._log.name} are gone: older parts were deleted"
+            notes.append(gone + self._further_back())
+        if holes := self._missing():
             told = ", ".join(f"{start} to {end}" for start, end in holes)
             notes.append(f"{self._log.name}: bytes {told} are missing (`rankd verify` tells more)")
         return notes
+
+    def _further_back(self) -> str:
+        """Each log keeps as many parts, and those of a rank's own hold more steps."""
+        ranks = self.selection.ranks
+        if ranks is None:
+            return "" if self.selection.steps is None else "; the ranks' own logs may reach further back"
+        log = rank_log(min(ranks)) if len(ranks) == 1 else "the ranks' own logs"
+        return f"; {log} may reach further back"
 
     def all(self) -> Iterator[Line]:
         """All lines that are wanted."""

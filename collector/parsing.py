@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="merged.log, a rank's log, or MindFormers'")
     parser.add_argument("--of-rank", type=int, metavar="N", help="whose log it is, where its path does not say")
-    parser.add_argument("-o", "--to", metavar="FILE", help="where to, as JSON Lines; default: standard output")
+    parser.add_argument(
+        "-o", "--to", default="-", metavar="FILE", help="where to, as JSON Lines; -, the default, is standard output"
+    )
     add_selection(parser)
 
 
@@ -58,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _opened(to: str | None) -> Iterator[TextIO]:
-    if to is None:
+def _opened(to: str) -> Iterator[TextIO]:
+    if to == "-":
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale is: it is JSON
         yield sys.stdout

@@ -27,17 +27,23 @@ _logger = logging.getLogger("rankd.collector")
 
 
 def chosen_blocks(
-    output: Path, selection: Selection, progress: Callable[[int, int], None] = show_nothing
+    output: Path,
+    selection: Selection,
+    progress: Callable[[int, int], None] = show_nothing,
+    told: Callable[[str], None] = _logger.warning,
 ) -> Iterator[RankBlock]:
     """The blocks with records that are wanted, with those records only.
+
+    Args:
+        told: called at the end with what the journal's last segment has that cannot be read, if there is such.
 
     Raises:
         RankdError: there is no journal, or it is damaged; says where.
     """
-    wanted: Iterator[RankBlock] = _blocks(output, selection, progress)
+    wanted: Iterator[RankBlock] = _blocks(output, selection, progress, told)
     if selection.latest:
         # Twice through the journal: which attempt has the last word on a position is known at its end only.
-        spans = _spans(_blocks(output, replace(selection, attempt=None), show_nothing))
+        spans = _spans(_blocks(output, replace(selection, attempt=None), show_nothing, lambda _: None))
         wanted = (block for block in wanted if not _is_superseded(block, spans))
     for block in wanted:
         if (chosen := _chosen_records(block, selection)) is not None:
@@ -66,7 +72,9 @@ def _is_superseded(block: RankBlock, spans: _Spans) -> bool:
     return any(later > attempt and first <= at <= last for later, (first, last) in spans[block.rank].items())
 
 
-def _blocks(output: Path, selection: Selection, progress: Callable[[int, int], None]) -> Iterator[RankBlock]:
+def _blocks(
+    output: Path, selection: Selection, progress: Callable[[int, int], None], told: Callable[[str], None]
+) -> Iterator[RankBlock]:
     replay = Replay(output)
     try:
         for located in replay.read(progress):
@@ -75,6 +83,8 @@ def _blocks(output: Path, selection: Selection, progress: Callable[[int, int], N
             for each in replay.run.apply(located.entry, located.reference):
                 if isinstance(each, RankBlock) and selection.has_block(each.rank, each.position):
                     yield each
+        if (damage := replay.damage()) is not None:
+            told(damage)
     finally:
         replay.close()
 
@@ -154,6 +164,8 @@ def _columns(blocks: Iterable[RankBlock]) -> _Columns:
 
 class Records:
     """The records of a run that were asked for: iterate over them, or take them as a table.
+
+    Where the journal's last segment is damaged, both give what comes before and log a warning.
 
     Attributes:
         missing: what the journal does not have any more, for a person; None: all is there.

@@ -13,6 +13,7 @@ from pathlib import Path
 from .entries import Checkpoint
 from .memory import collect_garbage_seldom, keep_freed_memory
 from .printers import Printers
+from .protocol.arguments import whole_number
 from .protocol.errors import JournalError, RankdError
 from .protocol.wording import counted
 from .replay import Replay
@@ -39,17 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--into", type=Path, required=True, metavar="DIR", help="where to; must be empty or not exist")
     parser.add_argument(
         "--printers",
-        type=_count,
+        type=whole_number(0, _MOST_NAMED),
         metavar="N",
         help="processes that print the logs, beside this one, which reads the journal; 0: this one does all (default: "
         f"one for each processor that may be used, at most {_MOST_PRINTERS}; 0 for a small journal)",
     )
-
-
-def _count(text: str) -> int:
-    if not (text.isdecimal() and int(text) <= _MOST_NAMED):
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to {_MOST_NAMED}, found {text}")
-    return int(text)
 
 
 def printers_for(journal: int) -> int:
@@ -59,16 +54,19 @@ def printers_for(journal: int) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rebuild and say what was made; 0: done."""
+    """Rebuild and say what was made; 0: done, 1: the journal is damaged, and what comes before that was made."""
     keep_freed_memory()
     collect_garbage_seldom()
     with progress_line("rebuilding") as show:
         replay = rebuild(args.output, args.into, show, args.printers)
-    if replay.tail.size:
+    if replay.tail.size and replay.tail.torn:
         last = replay.segments[-1]
         print(f"note: {last} ends with {counted(replay.tail.size, 'byte')} of an unfinished entry, which is left out")
     what = f"{counted(replay.entries, 'entry', 'entries')} of {counted(len(replay.segments), 'segment')}"
     print(f"{what} made again: {args.into / MERGED_LOG}")
+    if (damage := replay.damage()) is not None:
+        print(f"rankd rebuild: {damage}", file=sys.stderr)
+        return 1
     return 0
 
 

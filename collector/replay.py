@@ -78,6 +78,23 @@ class Replay:
             self._start_from_checkpoint()
         self.bytes = sum(path.stat().st_size for path in self.segments)
 
+    @property
+    def damaged(self) -> bool:
+        """Whether the last segment, once all has been read, goes on with what is no entry and no torn write.
+
+        Entries that a collector has written since are none of that.
+        """
+        return not self.tail.torn and all(end <= self.tail.offset for end, _ in read_segment(self.segments[-1]))
+
+    def damage(self) -> str | None:
+        """What of the last segment is damaged and was not read, for a person; None: nothing is."""
+        if not self.damaged:
+            return None
+        return (
+            f"{self.segments[-1]} is damaged at byte {self.tail.offset}: {counted(self.tail.size, 'byte')} from there "
+            "on are no whole entry and were not read, so what was recorded later is missing here"
+        )
+
     def _start_from_checkpoint(self) -> None:
         """At the oldest one that needs nothing of what was deleted."""
         first = self.segments[0]

@@ -57,14 +57,19 @@ class Selection:
     def has(self, record: Record) -> bool:
         return self.has_block(record.rank, record.position) and self.has_content(record.metric, record.name)
 
-    def nothing(self) -> str:
-        """That nothing is of this selection, for a person; with what may be meant where a metric is none of rankd's."""
+    def nothing(self, *, whole: bool = True) -> str:
+        """That nothing is of this selection, for a person; with what may be meant where a metric is none of rankd's.
+
+        Args:
+            whole: all that was recorded was looked through; False: what is still there.
+        """
         near = {
             metric: nearest(metric, KNOWN_METRICS)
             for metric in sorted((self.metrics or frozenset()) - set(KNOWN_METRICS))
         }
         hints = "".join(f"; did you mean {meant} for {metric}?" for metric, meant in near.items() if meant)
-        return f"nothing that was recorded is what was asked for{hints}"
+        what = "nothing that was recorded" if whole else "nothing of what is still there"
+        return f"{what} is what was asked for{hints}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

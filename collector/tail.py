@@ -20,6 +20,7 @@ from .asking import asker_of, is_remote
 from .following import Line
 from .growing import GrowingFile
 from .history import History
+from .protocol.arguments import whole_number
 from .protocol.errors import RankdError
 from .protocol.jsonl import comment_object, record_object
 from .protocol.records import Comment
@@ -52,17 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on as the log grows, until Ctrl-C")
     parser.add_argument(
-        "-n", "--lines", type=_count, metavar="N", help=f"the last N lines; default {_LINES}, or with --step all"
+        "-n",
+        "--lines",
+        type=whole_number(0),
+        metavar="N",
+        help=f"the last N lines; default {_LINES}, or with --step all",
     )
     add_selection(parser)
     parser.add_argument("--json", action="store_true", help="a JSON object for each record, values as printed")
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,9 +101,10 @@ def _show_remote(args: argparse.Namespace, selection: Selection, printer: _Print
 def _show(args: argparse.Namespace, history: History, printer: _Printer) -> None:
     wanted = args.lines if args.lines is not None or args.step is not None else _LINES
     count = printer.print(history.last(wanted) if wanted is not None else history.all())
-    if not count and wanted != 0 and history.size and not args.follow:
-        _tell(history.selection.nothing())
-    for note in history.notes():
+    nothing = not count and wanted != 0
+    if nothing and history.size and not args.follow:
+        _tell(history.selection.nothing(whole=history.whole))
+    for note in history.notes(nothing=nothing):
         _tell(note)
 
 

@@ -187,14 +187,12 @@ class Verification:
 
     def _check_tail(self) -> None:
         tail, last = self._replay.tail, self._replay.segments[-1]
-        if not tail.size or self._collector is not None:
-            return
-        if tail.torn:
+        if tail.torn and tail.size and self._collector is None:
             self.notes.append(
                 f"{last}: {counted(tail.size, 'byte')} from byte {tail.offset} on: a torn write of a collector that "
                 "was killed; nothing there was acknowledged, and the next start cuts it"
             )
-        else:
+        elif self._replay.damaged:
             where = f"{last}: byte {tail.offset}"
             found = f"{counted(tail.size, 'byte')} whose checksum is wrong"
             self.findings.append(Finding(where, "a whole entry", found))
@@ -212,7 +210,15 @@ class Verification:
             where = f"{self._output / name}: byte {end}"
             what = f"{counted(count, 'more byte')} that the journal has (start the collector again, or `rankd rebuild`)"
             self.findings.append(Finding(where, what, "the end of the file"))
-        for name, count in sorted(logs.beyond().items()):
+        beyond = logs.beyond()
+        if beyond and alive is None:
+            self.notes.append(
+                f"{counted(len(beyond), 'log goes', 'logs go')} on where the journal ends: a power failure of the "
+                "collector's node leaves that (rankd.journal.durability), and so does a journal that somebody has cut. "
+                f"Starting the collector (`rankd collect {self._output}`) cuts the logs to what the journal makes; "
+                "copy them first if they matter more"
+            )
+        for name, count in sorted(beyond.items()):
             if alive is not None:
                 self.notes.append(f"{name}: {counted(count, 'byte')} came after the journal was read, not checked")
                 continue

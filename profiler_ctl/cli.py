@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..collector.protocol.checks import printable
 from ..collector.protocol.ranges import ranks_text, steps_text
@@ -20,6 +20,9 @@ __all__ = ["add_arguments", "run"]
 # The ranks arm and the step is decided within the collector's ARM_TIMEOUT; a little more for a busy one.
 _DECIDED_WITHIN = 60.0
 _MOST_RANKS = 64
+_NOT_HERE = "no profile can be read here; --in DIR names the folder in which the ranks' rank_N lie"
+# As `requests.sessions` has it.
+_Session: TypeAlias = Mapping[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +84,8 @@ def _start(args: argparse.Namespace) -> int:
         print(f"--level {args.level}: allowed are 0, 1 and 2; LevelNone is used")
     session = requests.wait(args.run, name, decided=True, timeout=_DECIDED_WITHIN, told=_say)
     if args.wait:
-        session = requests.wait(args.run, name, told=lambda each: _say(each) if each["phase"] != "committed" else None)
+        said = session["phase"]
+        session = requests.wait(args.run, name, told=lambda each: _say(each) if each["phase"] != said else None)
         _show(session)
     return int(session["phase"] not in (Phase.COMMITTED.value, Phase.DONE.value))
 
@@ -97,7 +101,7 @@ def _status(args: argparse.Namespace) -> int:
     live = [each for each in found if not Phase(each["phase"]).final]
     chosen = [each for each in found if each["name"] == args.session] if args.session else live or found[-1:]
     if not chosen:
-        print(f"no session {args.session}" if args.session else "no session yet")
+        print(_no_session(args.session, [each["name"] for each in found]))
         return 1
     for session in chosen:
         _say(session)
@@ -111,7 +115,7 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _say(session: Mapping[str, Any]) -> None:
+def _say(session: _Session) -> None:
     """One line."""
     steps = steps_text(session["start"], session["end"]) if session["start"] else counted(session["steps"], "step")
     ranks = ranks_text([part["rank"] for part in session["parts"]])
@@ -122,7 +126,7 @@ def _say(session: Mapping[str, Any]) -> None:
     print(printable(f"{session['name']}: {', '.join(parts)}{why}", line=True), flush=True)
 
 
-def _show(session: Mapping[str, Any]) -> None:
+def _show(session: _Session) -> None:
     """A line for each rank."""
     for part in session["parts"][:_MOST_RANKS]:
         said = [f"  rank {part['rank']}: {part['outcome']}"]
@@ -139,27 +143,42 @@ def _show(session: Mapping[str, Any]) -> None:
 
 
 def _summary(args: argparse.Namespace) -> int:
-    profiles = _profiles_in(args.folder, args.session) if args.folder else _profiles_of(args.run, args.session)
-    for line in summary(profiles, args.top):
+    profiles, why = (_profiles_in if args.folder else _profiles_of)(args.folder or args.run, args.session)
+    for line in [*summary(profiles, args.top), *([] if profiles else [why])]:
         print(printable(line, line=True))
-    if not profiles:
-        print("no profile can be read here; --in DIR names the folder in which the ranks' rank_N lie")
     return int(not profiles)
 
 
-def _profiles_in(folder: Path, session: str | None) -> list[Profile]:
+def _profiles_in(folder: Path, wanted: str | None) -> tuple[list[Profile], str]:
+    """Those below a folder; where there are none: why."""
     found = find_profiles(folder)
-    return [read_profile(path, rank) for (name, rank), path in found.items() if session in (None, name)]
+    profiles = [read_profile(path, rank) for (name, rank), path in found.items() if wanted in (None, name)]
+    return profiles, _no_session(wanted, dict.fromkeys(name for name, _ in found)) if found else _NOT_HERE
 
 
-def _profiles_of(output: Path, wanted: str | None) -> list[Profile]:
+def _profiles_of(output: Path, wanted: str | None) -> tuple[list[Profile], str]:
+    """Those that the sessions of a run have written; where there are none: why."""
+    known = requests.sessions(output)
+    chosen = [each for each in known if wanted in (None, each["name"])]
     profiles = []
-    for session in requests.sessions(output):
-        for part in session["parts"] if wanted in (None, session["name"]) else ():
+    for session in chosen:
+        for part in session["parts"]:
             path = part.get("path")
             if isinstance(path, str) and is_asked_for(path, session["path"], part["rank"]) and Path(path).is_dir():
                 profiles.append(read_profile(Path(path), part["rank"]))
-    return profiles
+    return profiles, _why_none(chosen) if chosen else _no_session(wanted, [each["name"] for each in known])
+
+
+def _why_none(chosen: Sequence[_Session]) -> str:
+    if all(each["phase"] == Phase.ABORTED.value for each in chosen):
+        return "; ".join(f"{each['name']} was aborted: {each['reason']}" for each in chosen)
+    if all(not Phase(each["phase"]).final for each in chosen):
+        return f"{', '.join(each['name'] for each in chosen)}: not over yet; `rankd profile status` says how far it is"
+    return _NOT_HERE
+
+
+def _no_session(wanted: str | None, known: Collection[str]) -> str:
+    return "no session yet" if wanted is None else f"no session {wanted}; there are: {', '.join(known) or 'none'}"
 
 
 def is_asked_for(reported: str, asked: str | None, rank: int) -> bool:

@@ -108,9 +108,13 @@ def test_all_errors_of_the_file_are_told(folder: Path, capsys: pytest.CaptureFix
 
 
 def test_a_file_that_is_not_there_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A YAML that cannot be read is an error of the report, not a traceback."""
-    assert main(["check", "nowhere.yaml"]) == 1
-    assert "- nowhere.yaml: cannot be read" in capsys.readouterr().out
+    """A YAML that cannot be read is not one that is wrong: no report, and the status of what could not be done."""
+    for file in ("nowhere.yaml", "."):
+        for form in ([], ["--json"]):
+            assert main(["check", file, *form]) == 2
+            told = capsys.readouterr()
+            assert told.out == ""
+            assert told.err.startswith(f"rankd check: {file}: cannot be read: ")
 
 
 def test_the_report_for_machines(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

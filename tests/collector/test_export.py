@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +13,16 @@ from pathlib import Path
 import pytest
 
 import rankd.collector
+from rankd.collector.cli import main
 from rankd.collector.entries import Checkpoint, encode_entry
 from rankd.collector.export import export
-from rankd.collector.journal import Journal, segments
+from rankd.collector.journal import Journal, read_segment, segments, tail_of
 from rankd.collector.place import JOURNAL
 from rankd.collector.protocol.errors import RankdError
 from rankd.collector.protocol.records import Frame, NameTable, RankBlock, Record
 from rankd.collector.protocol.wire import Block, Goodbye, Item, Table, encode_item
 from rankd.collector.reading import read
+from rankd.collector.replay import Replay
 from rankd.collector.selection import Selection
 
 from ..support import PATIENCE
@@ -111,6 +114,70 @@ def test_where_segments_are_gone_it_says_so_and_starts_later(output: Path, caplo
         rest = list(read(output))
     assert rest == everything[-len(rest) :] != []
     assert "00000002.journal were deleted (rankd.journal.keep)" in caplog.text
+
+
+def damage(output: Path) -> tuple[Path, int, list[Record]]:
+    """Zeros in the middle of the journal's last segment: it, where its whole entries end now, what is left to read."""
+    everything, last = list(read(output)), segments(output / JOURNAL)[-1]
+    raw = bytearray(last.read_bytes())
+    raw[len(raw) // 2 : len(raw) // 2 + 64] = bytes(64)
+    last.write_bytes(raw)
+    whole = [end for end, _ in read_segment(last)][-1]
+    rest = list(read(output))
+    assert rest == everything[: len(rest)]
+    assert 0 < len(rest) < len(everything)
+    return last, whole, rest
+
+
+@pytest.mark.parametrize("latest", [(), ("--latest",)])
+def test_damage_is_told_and_what_comes_before_it_is_given(
+    output: Path, tmp_path: Path, latest: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command ends with 1, once it has said where and how much was not read."""
+    last, whole, rest = damage(output)
+    command = ["export", str(output), "--format", "csv", "-o", str(tmp_path / "x.csv"), *latest]
+    assert main(command) == 1
+    told = capsys.readouterr()
+    where = f"{last} is damaged at byte {whole}: {last.stat().st_size - whole} bytes from there on"
+    assert told.err.count(where) == 1
+    assert told.out.startswith(f"{len(rest)} records: ")
+    assert len((tmp_path / "x.csv").read_text().splitlines()) == 1 + len(rest)
+
+
+def test_the_reader_warns_of_damage(output: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once for each time that it is read."""
+    last, whole, _ = damage(output)
+    caplog.clear()
+    list(read(output))
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{last} is damaged at byte {whole}: ")
+
+
+@pytest.mark.parametrize("tail", [b"\x07", b"\x20\0\0\0\1\2\3\4x", bytes(5_000)])
+def test_a_torn_write_is_no_damage(
+    output: Path, tmp_path: Path, tail: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A collector at work, or one that was killed, leaves it; nobody was told that it is stored."""
+    with segments(output / JOURNAL)[-1].open("ab") as file:
+        file.write(tail)
+    assert main(["export", str(output), "--format", "csv", "-o", str(tmp_path / "x.csv")]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_collector_writes_meanwhile_is_no_damage(output: Path) -> None:
+    """Entries that came after the journal was read to its end."""
+    last = segments(output / JOURNAL)[-1]
+    raw, ends = last.read_bytes(), [end for end, _ in read_segment(last)]
+    replay = Replay(output)
+    os.truncate(last, ends[-2])
+    list(replay.read())
+    last.write_bytes(raw)
+    replay.tail = tail_of(last, ends[-2])
+    assert not replay.tail.torn
+    assert replay.damage() is None
+    last.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    assert replay.damage() is not None
+    replay.close()
 
 
 def test_without_a_journal_it_says_where_it_looked(tmp_path: Path) -> None:

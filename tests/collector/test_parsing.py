@@ -168,3 +168,8 @@ def test_the_command(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "4 records of 2 logs" in done.stderr
     assert done.returncode == 0
+    named = subprocess.run(
+        [*command, "--metric", "local_loss", "-o", "-"], capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path
+    )
+    assert (named.stdout, named.returncode) == (done.stdout, 0)
+    assert not (tmp_path / "-").exists()

@@ -46,6 +46,22 @@ def test_logs_that_are_gone_come_back(tmp_path: Path) -> None:
     assert logs(tmp_path / "again") == logs(tmp_path / "whole")
 
 
+def test_damage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What comes before it is made; the status says that it is not all."""
+    write_run(tmp_path / "out", entries_of(RANKS))
+    journal = tmp_path / "out" / ".rankd" / "journal" / "00000001.journal"
+    raw = bytearray(journal.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    journal.write_bytes(raw)
+    assert main(["rebuild", str(tmp_path / "out"), "--into", str(tmp_path / "again")]) == 1
+    told = capsys.readouterr()
+    assert f"{journal} is damaged at byte " in told.err
+    assert "unfinished" not in told.out
+    whole, made = ((tmp_path / name / "merged.log").read_bytes() for name in ("out", "again"))
+    assert whole.startswith(made)
+    assert 0 < len(made) < len(whole)
+
+
 @pytest.mark.parametrize(
     ("into", "said"),
     [("out", "lies in the run's own directory"), ("out/x", "lies in the run's own"), ("full", "is not an empty")],
@@ -106,4 +122,4 @@ def test_a_number_of_processes_that_is_none(tmp_path: Path, asked: str, capsys: 
     """What is allowed is said."""
     with pytest.raises(SystemExit):
         main(["rebuild", str(tmp_path), "--into", str(tmp_path / "again"), f"--printers={asked}"])
-    assert f"expected a number from 0 to 64, found {asked}" in capsys.readouterr().err
+    assert f"expected a whole number from 0 to 64, found {asked}" in capsys.readouterr().err

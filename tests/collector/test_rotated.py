@@ -176,6 +176,29 @@ def test_what_is_left_after_the_oldest_parts_were_deleted(
         assert history.notes() == []
 
 
+@pytest.mark.parametrize(
+    ("choice", "further"),
+    [
+        (["--rank", "2"], "; rank_2/monitor.log may reach further back"),
+        (["--rank", "0,2"], "; the ranks' own logs may reach further back"),
+        ([], "; the ranks' own logs may reach further back"),
+    ],
+)
+def test_steps_that_are_gone_are_not_said_to_be_none(
+    rotated: Path, tmp_path: Path, choice: list[str], further: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log no longer begins at its first byte: what was asked for was recorded, and may be found elsewhere."""
+    place = tmp_path / "out"
+    shutil.copytree(rotated, place)
+    forget(place, MERGED_LOG, len(parts_of(place / MERGED_LOG)) - 1)
+    assert cli.main(["tail", str(place), "--step", "1", "--attempt", "1", *choice]) == 0
+    gone = layout_of(place / MERGED_LOG).start
+    assert capsys.readouterr().err.splitlines() == [
+        "note: nothing of what is still there is what was asked for",
+        f"note: the first {gone} bytes of {place / MERGED_LOG} are gone: older parts were deleted{further}",
+    ]
+
+
 def test_a_hole_is_told_and_stepped_over(whole: Path, rotated: Path, tmp_path: Path) -> None:
     """A part in the middle is lost: the lines on both sides are shown."""
     place = tmp_path / "out"

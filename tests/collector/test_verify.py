@@ -12,6 +12,7 @@ import pytest
 
 from rankd.collector.cli import main
 from rankd.collector.entries import Opened, Stored
+from rankd.collector.journal import read_segment
 from rankd.collector.logcheck import Logs, MergedLog
 from rankd.collector.protocol.wire import Gap, Goodbye, encode_item
 from rankd.collector.protocol.wording import counted
@@ -97,6 +98,22 @@ def test_a_log_that_is_shorter_or_longer_than_the_journal_makes_it(output: Path)
         f"{own}: byte {end}: expected the end of the file, found 7 {not_made}",
         f"{output}/rank_7/monitor.log: byte 0: expected the end of the file, found 2 {not_made}",
     ]
+
+
+def test_a_journal_that_ends_before_the_logs_is_explained_once(
+    output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a power failure leaves it: however many logs are longer, it says once what starting the collector does."""
+    last = journal(output)[-1]
+    os.truncate(last, next(end for end, _ in read_segment(last)))
+    assert main(["verify", str(output)]) == 1
+    said = capsys.readouterr().out
+    longer = said.count("expected the end of the file, found ")
+    assert longer > 1
+    assert said.count(f"note: {longer} logs go on where the journal ends: a power failure") == 1
+    assert (
+        f"Starting the collector (`rankd collect {output}`) cuts the logs to what the journal makes; copy them" in said
+    )
 
 
 def test_beside_a_live_collector_what_is_unwritten_is_a_note(output: Path) -> None:

@@ -25,6 +25,7 @@ from tests.support import (
     wait_for,
 )
 
+from rankd.collector.cli import main
 from rankd.collector.protocol.errors import RankdError
 from rankd.profiler_ctl.requests import sessions, start, stop, wait
 
@@ -95,7 +96,7 @@ def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def test_sessions_while_training_through_a_killed_collector(
-    tmp_path: Path, processes: list[subprocess.Popen[str]]
+    tmp_path: Path, processes: list[subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The window of rank 0's file, a decided session that outlives the collector, one that is stopped, refusals."""
     collector = CollectorProcess(tmp_path / "out")
@@ -135,6 +136,17 @@ def test_sessions_while_training_through_a_killed_collector(
     assert (stopped["phase"], stopped["ranks"]) == ("stopped", "0")
     assert 0 < profiled(tmp_path, "long")["rank_0"][0] < 5_000
 
+    asked = subprocess.run(
+        [*command, "--output", "/proc/no", "--wait"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert asked.returncode == 1
+    assert asked.stdout.count("p4: aborted, ") == 1, asked
+    why = session(tmp_path, "p4")["reason"]
+    for name, said in ("p4", f"p4 was aborted: {why}\n"), ("p9", "no session p9; there are: static, p1, p2, p3, p4\n"):
+        capsys.readouterr()
+        assert main(["profile", "summary", str(tmp_path / "out"), name]) == 1
+        assert capsys.readouterr().out == said
+
     (tmp_path / "stop").touch()
     outs = [finish_saying(process) for process in processes]
     assert ["never imported" in out for out in outs] == [False, False, True]
@@ -142,7 +154,7 @@ def test_sessions_while_training_through_a_killed_collector(
     told = comments(contents(tmp_path))["profile"]
     assert "the ranks' profiler sections differ, and rank 0's is used: rank 1: end_step 29 (rank 0: 21)" in told, told
     assert f"p2 done: steps {again['start']}-{again['end']} on ranks 0-1, {again['bytes']} bytes" in told
-    assert [each["phase"] for each in sessions(tmp_path / "out")] == ["done", "stopped", "done", "stopped"]
+    assert [each["phase"] for each in sessions(tmp_path / "out")] == ["done", "stopped", "done", "stopped", "aborted"]
     check_logs(tmp_path / "out", 3)
     verified(tmp_path / "out")
 

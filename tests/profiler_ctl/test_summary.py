@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rankd.collector.cli import main
 from rankd.profiler_ctl.cli import is_asked_for
 from rankd.profiler_ctl.session import RECEIPT
 from rankd.profiler_ctl.summary import find_profiles, read_profile, summary
@@ -110,6 +111,17 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_shown(tmp_path: Path) -> No
     assert any(line.startswith("Add ") for line in lines)
     assert read_profile(tmp_path / "nothing", 0).operators == []
     assert summary([]) == []
+
+
+def test_a_session_that_a_folder_does_not_hold_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With those that it holds; a folder without any is not the one that was meant."""
+    for session in ("p1", "p2"):
+        profile(tmp_path / "profile", 0, session, trace_view_dot_json=trace(MatMul=1))
+    (tmp_path / "empty").mkdir()
+    assert main(["profile", "summary", "out", "p9", "--in", str(tmp_path / "profile")]) == 1
+    assert capsys.readouterr().out == "no session p9; there are: p1, p2\n"
+    assert main(["profile", "summary", "out", "p9", "--in", str(tmp_path / "empty")]) == 1
+    assert capsys.readouterr().out.startswith("no profile can be read here; --in DIR")
 
 
 def test_profiles_are_found_in_a_folder_by_their_receipts(tmp_path: Path) -> None:
