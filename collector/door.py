@@ -81,7 +81,7 @@ class Door:
     Args:
         config: where to listen.
         key: the run's key.
-        near: see `binding.spots`.
+        near, former: see `binding.spots`.
         always: want the key on loopback too.
 
     Attributes:
@@ -93,10 +93,18 @@ class Door:
         RankdError: the endpoint cannot be used.
     """
 
-    def __init__(self, config: RankdConfig, key: RunKey, *, near: str | None = None, always: bool = False) -> None:
-        candidates = spots(config, near)
+    def __init__(
+        self,
+        config: RankdConfig,
+        key: RunKey,
+        *,
+        near: str | None = None,
+        former: str | None = None,
+        always: bool = False,
+    ) -> None:
+        candidates = spots(config, near, former)
         self.refusals: Counter[str] = Counter()
-        self.keyed = always or candidates[0].exposed
+        self.keyed = always or any(spot.exposed for spot in candidates)
         self._connections = Connections(_most_connections())
         # Peers whose connection has ended: first what they left is taken, then they are told as gone.
         self._leaving: dict[bytes, None] = {}
@@ -115,6 +123,14 @@ class Door:
             if self.keyed:
                 self._guard(key)
             self.endpoint = bind(self._socket, candidates)
+            if former not in (None, self.endpoint) and config.endpoint is None and config.listen is None:
+                log.warning(
+                    "the collector of this run that was killed was at %s, where this one cannot listen; it is at %s: "
+                    "ranks with a fixed rankd.endpoint or RANKD_ENDPOINT look where it was, the others find this one "
+                    "by the output directory. Free that port, or say with --endpoint where to listen, and start again",
+                    printable(str(former), line=True),
+                    self.endpoint,
+                )
         except BaseException:
             self.close(0)
             raise

@@ -8,6 +8,7 @@ import os
 import platform
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -16,6 +17,7 @@ from pathlib import Path
 from .description import Writer
 from .disk import sync_tree
 from .protocol.about import OWN_COLLECTOR
+from .protocol.connection import read_connection
 from .protocol.errors import ConfigError, RankdError
 from .protocol.keys import RunKey
 from .protocol.wire import Hello, Refused
@@ -86,6 +88,21 @@ class Place:
         if key is not None:
             facts["key"] = key.reveal()
         _write_whole(self.inner / "connection.json", json.dumps(facts) + "\n", 0o600)
+
+    def former(self, run: str) -> str | None:
+        """Where the collector of this run was that left its connection file behind; None: none did.
+
+        That is the place of the one that listens next, so the file has to be as `publish` writes it: ours alone.
+        """
+        path = self.inner / "connection.json"
+        try:
+            about = path.lstat()
+        except OSError:
+            return None
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+            return None
+        connection = read_connection(path)
+        return connection.endpoint if connection is not None and connection.run == run else None
 
     def describe(self, description: str, text: str) -> None:
         """Write `run.json` and `RUN.md`, which say what ran here; OSError: not possible now, the former ones stay."""

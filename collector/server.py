@@ -108,7 +108,9 @@ class Collector:
         self._run_id = self._place.run_id()
         self._run_key = self._place.key(os.environ)
         # Before the recovery, which may take long and need the door tended: a port that is taken is said at once.
-        self._door = Door(config, self._run_key, near=near, always=RunKey.from_environment(os.environ) is not None)
+        always = RunKey.from_environment(os.environ) is not None
+        former = self._place.former(self._run_id)
+        self._door = Door(config, self._run_key, near=near, former=former, always=always)
         try:
             self._begin(config)
         except BaseException:

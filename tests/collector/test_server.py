@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +15,9 @@ from pathlib import Path
 
 import pytest
 import zmq
-from tests.support import PATIENCE, SOON, CollectorProcess, Peer, check_logs, records_of, wait_for
+from tests.support import PATIENCE, SOON, CollectorProcess, Peer, check_logs, free_port, records_of, wait_for
 
+from rankd.collector.place import Place
 from rankd.collector.protocol.records import Comment
 from rankd.collector.protocol.speclog import parse
 from rankd.collector.protocol.wire import (
@@ -96,6 +99,43 @@ def test_a_killed_collector_goes_on_where_it_was(tmp_path: Path, segment_size: i
     assert (len(list((collector.output / ".rankd" / "journal").iterdir())) > 1) == (segment_size == 4_096)
     for peer in made:
         peer.close()
+
+
+def test_a_killed_collector_is_where_it_was(tmp_path: Path) -> None:
+    """Ranks with a fixed endpoint look there. Where another job has the port now: elsewhere, with a warning."""
+    collector = CollectorProcess(tmp_path / "out", endpoint=f"tcp://127.0.0.1:{free_port()}")
+    was = str(collector.connection()["endpoint"])
+    collector.kill()
+    collector.settings = json.dumps({"output": str(collector.output), "beat_interval": 0.2})
+    collector.start()
+    assert collector.connection()["endpoint"] == was
+    assert "WARNING" not in collector.said()
+    collector.kill()
+    with socket.create_server(("127.0.0.1", int(was.rpartition(":")[2]))):
+        collector.start()
+        now = str(collector.connection()["endpoint"])
+        assert now != was
+        assert f"was at {was}, where this one cannot listen; it is at {now}: ranks with a fixed" in collector.said()
+    collector.process.terminate()
+    collector.ends(128 + signal.SIGTERM)
+
+
+@pytest.mark.parametrize("change", ["another run", "others may write it", "a link"])
+def test_only_its_own_connection_file_says_where_to_listen(tmp_path: Path, change: str) -> None:
+    """What another run or somebody else may have left is not followed."""
+    place = Place(tmp_path / "out")
+    run, path = place.run_id(), place.inner / "connection.json"
+    assert place.former(run) is None
+    place.publish("tcp://127.0.0.1:7801", run)
+    assert place.former(run) == "tcp://127.0.0.1:7801"
+    if change == "another run":
+        place.publish("tcp://127.0.0.1:7801", "0" * 16)
+    elif change == "others may write it":
+        path.chmod(0o666)
+    else:
+        path.symlink_to(path.rename(tmp_path / "elsewhere"))
+    assert place.former(run) is None
+    place.withdraw()
 
 
 def test_a_restarted_collector_asks_who_a_peer_is(collector: CollectorProcess, peers: Callable[[], Peer]) -> None:
