@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -113,7 +114,9 @@ class Asker:
                 "does training still run?"
             )
         if holder(output) is None:
-            raise RankdError(f"the collector of {output} is gone; `rankd collect {output}` starts it again")
+            raise RankdError(
+                f"the collector of {output} is gone; `rankd collect {shlex.quote(str(output))}` starts it again"
+            )
         key = RunKey.from_environment(os.environ) or key_of(connection) or key_in(output)
         if key is None:
             raise RankdError(f"the run's key cannot be read in {output}: set {KEY_VARIABLE}, or be who runs the job")
