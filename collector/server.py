@@ -178,6 +178,9 @@ class Collector:
         self._writing.until_possible("the connection file", publish)
         wanted = "" if key is None else ", for peers with the run's key"
         log.info("collecting for %s on %s%s", self._place.output, self.endpoint, wanted)
+        if self._run.ended:
+            how_long = "--patience SECONDS bounds that" if self._patience is None else f"for {self._patience:g} s"
+            log.info("this run has ended; waiting for the job to be started again (%s)", how_long)
 
     def _serve(self) -> int:
         started = before = time.monotonic()

@@ -280,6 +280,24 @@ def test_without_ranks_it_ends_after_its_patience(tmp_path: Path) -> None:
     assert "no rank has said hello" in said
 
 
+@pytest.mark.parametrize(("options", "told"), [((), "--patience SECONDS"), (("--patience", "0.3"), "for 0.3 s")])
+def test_of_a_run_that_has_ended_it_says_what_it_waits_for(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
+    """Somebody starts it by hand although nothing is missing: it says so, and what ends the waiting does."""
+    before = CollectorProcess(tmp_path / "out")
+    assert "has ended" not in before.said()
+    one, peer = training(0, 1), Peer(before)
+    peer.welcome(one.hello)
+    peer.say(whole(one))
+    before.ends(0)
+    peer.close()
+    after = CollectorProcess(tmp_path / "out", *options)
+    wait_for(lambda: "this run has ended; waiting for the job to be started again" in after.said())
+    assert told in after.said()
+    if not options:
+        after.process.terminate()
+    after.ends(1 if options else 128 + signal.SIGTERM)
+
+
 def test_a_wrong_section_is_one_error_and_nothing_is_started(tmp_path: Path) -> None:
     """An unknown key names its path and the nearest one; no directory is made."""
     yaml = tmp_path / "train.yaml"
