@@ -33,6 +33,7 @@ from .entries import Decided, Ended, Entry, Opened, Stored
 from .intake import Session
 from .ledger import Ledger
 from .liveness import Liveness
+from .losses import Losses
 from .patience import PatientWriting, StopRequestedError
 from .place import Place
 from .profilefile import ProfileFile
@@ -48,6 +49,7 @@ from .protocol.wire import (
     Command,
     Data,
     Hello,
+    Hole,
     Message,
     Refused,
     Report,
@@ -134,6 +136,7 @@ class Collector:
         self._left: list[Path] = []
         self._ledger = Ledger(config, self._place.journal, self._status.latest, self._writing)
         self._run = self._ledger.run
+        self._losses = Losses()
         lost = [rank for rank, view in self._run.ranks.items() if view.state is RankState.LOST]
         self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold, lost=lost)
         self._rescue = Rescue(
@@ -169,6 +172,7 @@ class Collector:
             finally:
                 self._beside("run.json", self._describe)
                 self._tell_status(last=True)
+                self._tell_losses(last=True)
                 self._shut()
         return Outcome(status, self._summary(status))
 
@@ -206,6 +210,7 @@ class Collector:
                 log.error("no rank has said hello for %.0f s; giving up", self._patience)
                 return 1
             self._tell_status()
+            self._tell_losses()
             if drained:
                 self._beside("run.json", self._describe)
                 self._ledger.commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
@@ -368,7 +373,13 @@ class Collector:
     def _data(self, session: Session, data: Data, entries: list[Entry]) -> None:
         admitted = self._run.intake.admit(session, data.items)
         if admitted.raws:
+            if session.holed and any(isinstance(item, Hole) for item in admitted.items):
+                self._losses.found(session.number, self._run.accounts, time.monotonic())
             entries.append(Stored(session.number, admitted.raws, admitted.items))
+
+    def _tell_losses(self, *, last: bool = False) -> None:
+        if (text := self._losses.due(self._run.accounts, time.monotonic(), last=last)) is not None:
+            log.warning("%s", text)
 
     def _heard(self, session: Session, entries: list[Entry]) -> None:
         self._rescue.heard(session)

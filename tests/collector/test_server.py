@@ -23,9 +23,11 @@ from rankd.collector.protocol.speclog import parse
 from rankd.collector.protocol.wire import (
     Beat,
     Data,
+    Hole,
     Refused,
     Welcome,
     Who,
+    encode_item,
 )
 
 from .streams import Training, hello, training
@@ -278,6 +280,23 @@ def test_without_ranks_it_ends_after_its_patience(tmp_path: Path) -> None:
     status, said = collector.ended()
     assert status == 1
     assert "no rank has said hello" in said
+
+
+def test_what_the_journal_has_lost_is_one_warning(tmp_path: Path) -> None:
+    """Ranks that live on were told more than it has: the collector's own log names them and counts the records."""
+    collector = CollectorProcess(tmp_path / "out")
+    ranks = [training(rank, 2) for rank in range(2)]
+    made = [Peer(collector) for _ in ranks]
+    for one, peer in zip(ranks, made, strict=True):
+        peer.welcome(one.hello)
+        # The first of them defines the names.
+        peer.say(Data((one.items[0], encode_item(Hole(3, 2, 10)), *one.items[3:])))
+        peer.acknowledged(len(one.items))
+        peer.close()
+    status, said = collector.ended()
+    assert status == 0, said
+    (told,) = [line for line in said.splitlines() if "WARNING" in line]
+    assert "the journal has lost 20 records of ranks 0-1 that had been acknowledged" in told
 
 
 @pytest.mark.parametrize(("options", "told"), [((), "--patience SECONDS"), (("--patience", "0.3"), "for 0.3 s")])
