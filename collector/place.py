@@ -17,7 +17,7 @@ from pathlib import Path
 from .description import Writer
 from .disk import sync_tree
 from .protocol.about import OWN_COLLECTOR
-from .protocol.connection import read_connection
+from .protocol.connection import Connection, key_of, read_connection
 from .protocol.errors import ConfigError, RankdError
 from .protocol.keys import RunKey
 from .protocol.wire import Hello, Refused
@@ -61,13 +61,17 @@ class Place:
         _write_whole(path, fresh + "\n", 0o640, lasting=True)
         return fresh
 
-    def key(self, environ: Mapping[str, str]) -> RunKey:
+    def key(self, environ: Mapping[str, str], former: Connection | None = None) -> RunKey:
         """The run's key: RANKD_KEY, or else one that is made at the run's first start and kept here, mode 0600.
+
+        Args:
+            former: of a collector that was killed: the ranks that live on have the key that it had (RANKD_KEY, which
+                whoever starts the next one may not have).
 
         Raises:
             ConfigError: RANKD_KEY, or the file, holds what cannot be a key.
         """
-        given = RunKey.from_environment(environ)
+        given = RunKey.from_environment(environ) or key_of(former)
         path = self.inner / "key"
         if given is not None:
             return given
@@ -89,10 +93,10 @@ class Place:
             facts["key"] = key.reveal()
         _write_whole(self.inner / "connection.json", json.dumps(facts) + "\n", 0o600)
 
-    def former(self, run: str) -> str | None:
-        """Where the collector of this run was that left its connection file behind; None: none did.
+    def former(self, run: str) -> Connection | None:
+        """What the collector of this run said of itself that left its connection file behind; None: none did.
 
-        That is the place of the one that listens next, so the file has to be as `publish` writes it: ours alone.
+        It says where the next one listens, and with which key, so it has to be as `publish` writes it: ours alone.
         """
         path = self.inner / "connection.json"
         try:
@@ -102,7 +106,7 @@ class Place:
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
             return None
         connection = read_connection(path)
-        return connection.endpoint if connection is not None and connection.run == run else None
+        return connection if connection is not None and connection.run == run else None
 
     def describe(self, description: str, text: str) -> None:
         """Write `run.json` and `RUN.md`, which say what ran here; OSError: not possible now, the former ones stay."""

@@ -38,6 +38,7 @@ from .patience import PatientWriting, StopRequestedError
 from .place import Place
 from .profilefile import ProfileFile
 from .protocol.checks import printable
+from .protocol.connection import key_of
 from .protocol.errors import LimitError, ProtocolError, VersionError
 from .protocol.keys import RunKey
 from .protocol.ranges import ranks_text
@@ -108,11 +109,12 @@ class Collector:
         self._patience = patience
         self._place = Place(Path(config.output))
         self._run_id = self._place.run_id()
-        self._run_key = self._place.key(os.environ)
-        # Before the recovery, which may take long and need the door tended: a port that is taken is said at once.
-        always = RunKey.from_environment(os.environ) is not None
         former = self._place.former(self._run_id)
-        self._door = Door(config, self._run_key, near=near, former=former, always=always)
+        self._run_key = self._place.key(os.environ, former)
+        # Before the recovery, which may take long and need the door tended: a port that is taken is said at once.
+        was = None if former is None else former.endpoint
+        always = RunKey.from_environment(os.environ) is not None or key_of(former) is not None
+        self._door = Door(config, self._run_key, near=near, former=was, always=always)
         try:
             self._begin(config)
         except BaseException:

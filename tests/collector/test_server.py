@@ -17,7 +17,9 @@ import pytest
 import zmq
 from tests.support import PATIENCE, SOON, CollectorProcess, Peer, check_logs, free_port, records_of, wait_for
 
+from rankd.collector.asking import Asker
 from rankd.collector.place import Place
+from rankd.collector.protocol.keys import RunKey
 from rankd.collector.protocol.records import Comment
 from rankd.collector.protocol.speclog import parse
 from rankd.collector.protocol.wire import (
@@ -122,6 +124,23 @@ def test_a_killed_collector_is_where_it_was(tmp_path: Path) -> None:
     collector.ends(128 + signal.SIGTERM)
 
 
+def test_a_killed_collector_has_the_key_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started again in a shell without RANKD_KEY: the ranks that live on still come in with theirs."""
+    key = RunKey.fresh().reveal()
+    monkeypatch.setenv("RANKD_KEY", key)
+    collector = CollectorProcess(tmp_path / "out")
+    was = collector.connection()
+    collector.kill()
+    monkeypatch.delenv("RANKD_KEY")
+    collector.start()
+    now = collector.connection()
+    assert (now["endpoint"], now["key"]) == (was["endpoint"], key)
+    monkeypatch.setenv("RANKD_KEY", key)
+    with Asker.at(str(now["endpoint"])) as asker:
+        assert asker.ask("sample.status")["facts"] == {}
+    collector.kill()
+
+
 @pytest.mark.parametrize("change", ["another run", "others may write it", "a link"])
 def test_only_its_own_connection_file_says_where_to_listen(tmp_path: Path, change: str) -> None:
     """What another run or somebody else may have left is not followed."""
@@ -129,7 +148,8 @@ def test_only_its_own_connection_file_says_where_to_listen(tmp_path: Path, chang
     run, path = place.run_id(), place.inner / "connection.json"
     assert place.former(run) is None
     place.publish("tcp://127.0.0.1:7801", run)
-    assert place.former(run) == "tcp://127.0.0.1:7801"
+    assert (found := place.former(run)) is not None
+    assert found.endpoint == "tcp://127.0.0.1:7801"
     if change == "another run":
         place.publish("tcp://127.0.0.1:7801", "0" * 16)
     elif change == "others may write it":
