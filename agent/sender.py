@@ -36,6 +36,7 @@ from ..collector.protocol.wire import (
     decode_message,
     encode_message,
 )
+from ..collector.protocol.wording import counted
 from .discovery import Endpoint
 from .host import HostFigures
 from .link import (
@@ -437,9 +438,9 @@ class Sender:
     def _rewind(self, acked: int) -> None:
         if lost := self._outbox.rewind(acked):
             log.warning(
-                "the collector has lost %d items of rank %d that it had acknowledged (has its node lost power?): what "
-                "they held is missing in the logs, and a line there says so; all later ones are recorded",
-                lost,
+                "the collector has lost %s of rank %d that it had acknowledged (has its node lost power?): what "
+                "was in there is missing in the logs, and a line there says so; all later ones are recorded",
+                counted(lost, "item"),
                 self._hello.rank,
             )
 

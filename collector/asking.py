@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -75,22 +76,25 @@ class Asker:
     Args:
         endpoint: where it listens.
         key: the run's key.
-        keyed: connections there are encrypted.
+        keyed: connections there are encrypted; None: that is found out.
         where: for messages.
         patience: seconds to wait for an answer.
     """
 
-    def __init__(self, endpoint: str, key: RunKey, *, keyed: bool, where: str, patience: float = _PATIENCE) -> None:
+    def __init__(
+        self, endpoint: str, key: RunKey, *, keyed: bool | None, where: str, patience: float = _PATIENCE
+    ) -> None:
         self._key, self._where, self._patience = key, where, patience
         self._number = 0
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        for option, value in ((zmq.LINGER, 0), (zmq.IPV6, 1), (zmq.MAXMSGSIZE, MAX_ANSWER_BYTES + 2**16)):
-            self._socket.setsockopt(option, value)
-        if keyed:
-            key.protect(self._socket)
         try:
-            self._socket.connect(endpoint)
+            if keyed is not None:
+                self._connect(endpoint, keyed=keyed)
+            elif not self._agreed(endpoint):
+                self._socket.close()
+                self._socket = self._context.socket(zmq.DEALER)
+                self._connect(endpoint, keyed=False)
         except zmq.ZMQError as e:
             self.close()
             raise RankdError(f"cannot connect to {endpoint}: {e}") from None
@@ -110,7 +114,9 @@ class Asker:
                 "does training still run?"
             )
         if holder(output) is None:
-            raise RankdError(f"the collector of {output} is gone; `rankd collect {output}` starts it again")
+            raise RankdError(
+                f"the collector of {output} is gone; `rankd collect {shlex.quote(str(output))}` starts it again"
+            )
         key = RunKey.from_environment(os.environ) or key_of(connection) or key_in(output)
         if key is None:
             raise RankdError(f"the run's key cannot be read in {output}: set {KEY_VARIABLE}, or be who runs the job")
@@ -136,7 +142,9 @@ class Asker:
             raise RankdError(
                 f"set {KEY_VARIABLE} to the run's key: .rankd/key in the output directory, on the collector's machine"
             )
-        asker = cls(whole, key, keyed=_is_keyed(whole, key), where=endpoint, patience=patience)
+        # On loopback they are encrypted only where RANKD_KEY was set for the collector.
+        keyed = None if is_loopback_endpoint(whole) else True
+        asker = cls(whole, key, keyed=keyed, where=endpoint, patience=patience)
         try:
             yield asker
         finally:
@@ -181,6 +189,24 @@ class Asker:
         self._socket.close()
         self._context.term()
 
+    def _connect(self, endpoint: str, *, keyed: bool) -> None:
+        for option, value in ((zmq.LINGER, 0), (zmq.IPV6, 1), (zmq.MAXMSGSIZE, MAX_ANSWER_BYTES + 2**16)):
+            self._socket.setsockopt(option, value)
+        if keyed:
+            self._key.protect(self._socket)
+        self._socket.connect(endpoint)
+
+    def _agreed(self, endpoint: str) -> bool:
+        """Connect encrypted; False: the other side does not encrypt. This connection is kept where it does: one that
+        ended without a word would count as turned away there.
+        """
+        with self._socket.get_monitor_socket(_SHAKEN | _REFUSED) as monitor:
+            self._connect(endpoint, keyed=True)
+            told = monitor.poll(int(_PROBE * 1_000)) and parse_monitor_message(monitor.recv_multipart())
+            # Before anything else: from now on nobody reads there.
+            self._socket.disable_monitor()
+        return not told or bool(told["event"] & _SHAKEN)
+
     def _answer(self, question: bytes, *, again: bool) -> Answer:
         deadline = time.monotonic() + self._patience
         self._socket.send(question)
@@ -199,17 +225,3 @@ class Asker:
             f"the collector of {self._where} did not answer within {self._patience:g} s: it has gone, its disk is "
             "full, or its key is another one"
         )
-
-
-def _is_keyed(endpoint: str, key: RunKey) -> bool:
-    """Whether connections there are encrypted: on loopback, only where RANKD_KEY was set for the collector."""
-    if not is_loopback_endpoint(endpoint):
-        return True
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.setsockopt(zmq.LINGER, 0)
-        key.protect(socket)
-        with socket.get_monitor_socket(_SHAKEN | _REFUSED) as monitor:
-            socket.connect(endpoint)
-            refused = monitor.poll(int(_PROBE * 1_000)) and parse_monitor_message(monitor.recv_multipart())
-            socket.disable_monitor()
-        return not refused or bool(refused["event"] & _SHAKEN)

@@ -1,11 +1,13 @@
 """Where the collector listens, and what it tells the agents.
 
 Said explicitly (`rankd.endpoint`), that is where it listens, or an error says why it cannot. Otherwise it is loopback,
-or, where the agent that starts it knows of other nodes, the address by which these know this one.
+or, where the agent that starts it knows of other nodes, the address by which these know this one. A collector that was
+killed has left behind where it was; ranks may know only that place, so it is tried first.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import logging
 import socket as sockets
@@ -46,6 +48,7 @@ class Spot:
         host, port: what the agents are told; port `*`: the one that was bound.
         exposed: other machines can reach it.
         remark: a warning, where this spot is not what one would expect.
+        former: the collector before this one, which was killed, was here.
     """
 
     listen: str
@@ -53,14 +56,16 @@ class Spot:
     port: str
     exposed: bool
     remark: str = ""
+    former: bool = False
 
 
-def spots(config: RankdConfig, near: str | None = None) -> list[Spot]:
-    """Where to listen, best first. Either all of them are exposed, or none is.
+def spots(config: RankdConfig, near: str | None = None, former: str | None = None) -> list[Spot]:
+    """Where to listen, best first. If one of them is exposed, the key is wanted at all.
 
     Args:
         near: the name or address by which the other nodes know this one, or one close to it; None: there are none, or
             nobody knows.
+        former: the endpoint of the collector before this one, which was killed; what is configured goes before it.
 
     Raises:
         RankdError: no address is known for what is configured.
@@ -69,9 +74,15 @@ def spots(config: RankdConfig, near: str | None = None) -> list[Spot]:
         return [_told(config.listen, config.endpoint)]
     if config.endpoint is not None:
         return _explicit(config.endpoint)
+    earlier = [] if former is None else _earlier(former)
     if near is not None and not stays_here(near):
-        return _automatic(near)
-    return [Spot("tcp://127.0.0.1:*", "127.0.0.1", "*", exposed=False)]
+        # Other nodes look there, at these ports: only the order changes.
+        found, known = _automatic(near), {spot.listen for spot in earlier}
+        again = [dataclasses.replace(spot, former=True) for spot in found if spot.listen in known]
+        return [*again, *(spot for spot in found if spot.listen not in known)]
+    if near is not None:  # the job stays on this machine
+        earlier = [spot for spot in earlier if not spot.exposed]
+    return [*earlier, Spot("tcp://127.0.0.1:*", "127.0.0.1", "*", exposed=False)]
 
 
 def bind(socket: zmq.Socket[bytes], candidates: Sequence[Spot]) -> str:
@@ -106,7 +117,7 @@ def _first_free(socket: zmq.Socket[bytes], candidates: Sequence[Spot]) -> tuple[
         try:
             socket.bind(spot.listen)
         except zmq.ZMQError as e:
-            if e.errno not in _ELSEWHERE_PERHAPS or spot is candidates[-1]:
+            if (e.errno not in _ELSEWHERE_PERHAPS and not spot.former) or spot is candidates[-1]:
                 return spot, e
         else:
             return spot, None
@@ -150,6 +161,17 @@ def _explicit(endpoint: str) -> list[Spot]:
         "listening on all its addresses, for those who have the run's key"
     )
     return [Spot(join_endpoint(_ANY, port), host, port, True, remark)]
+
+
+def _earlier(endpoint: str) -> list[Spot]:
+    """Where a collector that told this endpoint can be again; none: it cannot be understood, or was somewhere else."""
+    port = (split_endpoint(endpoint) or ("", ""))[1]
+    if not port.isdigit() or not 0 < int(port) < 65_536:
+        return []
+    try:
+        return [dataclasses.replace(spot, former=True) for spot in _explicit(endpoint)]
+    except RankdError:
+        return []
 
 
 def _automatic(near: str) -> list[Spot]:

@@ -59,7 +59,11 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 # Of a failed handshake: another key, or none (ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC, …_MECHANISM_MISMATCH).
-_WITHOUT_THE_KEY = (0x11000001, 0x11000002)
+_ANOTHER_MECHANISM = 0x11000002
+_WITHOUT_THE_KEY = (0x11000001, _ANOTHER_MECHANISM)
+# Where no key is wanted: who reads with one finds out so that it is to come again without encryption. It leaves when it
+# has seen that, often before this side has (EVENT_HANDSHAKE_FAILED_NO_DETAIL). Who stayed longer was something else.
+_ENCRYPTED = "broken handshake"
 
 
 class _Authenticator(ThreadAuthenticator):
@@ -81,7 +85,7 @@ class Door:
     Args:
         config: where to listen.
         key: the run's key.
-        near: see `binding.spots`.
+        near, former: see `binding.spots`.
         always: want the key on loopback too.
 
     Attributes:
@@ -93,10 +97,18 @@ class Door:
         RankdError: the endpoint cannot be used.
     """
 
-    def __init__(self, config: RankdConfig, key: RunKey, *, near: str | None = None, always: bool = False) -> None:
-        candidates = spots(config, near)
+    def __init__(
+        self,
+        config: RankdConfig,
+        key: RunKey,
+        *,
+        near: str | None = None,
+        former: str | None = None,
+        always: bool = False,
+    ) -> None:
+        candidates = spots(config, near, former)
         self.refusals: Counter[str] = Counter()
-        self.keyed = always or candidates[0].exposed
+        self.keyed = always or any(spot.exposed for spot in candidates)
         self._connections = Connections(_most_connections())
         # Peers whose connection has ended: first what they left is taken, then they are told as gone.
         self._leaving: dict[bytes, None] = {}
@@ -104,6 +116,7 @@ class Door:
         self._sweep_at = 0.0
         # Why the connection whose end is told next was turned away.
         self._failed = ""
+        self._told_plain = False
         self._context = zmq.Context()
         self._authenticator: _Authenticator | None = None
         self._socket = self._make()
@@ -115,6 +128,14 @@ class Door:
             if self.keyed:
                 self._guard(key)
             self.endpoint = bind(self._socket, candidates)
+            if former not in (None, self.endpoint) and config.endpoint is None and config.listen is None:
+                log.warning(
+                    "the collector of this run that was killed was at %s, where this one cannot listen; it is at %s: "
+                    "ranks with a fixed rankd.endpoint or RANKD_ENDPOINT look where it was, the others find this one "
+                    "by the output directory. Free that port, or say with --endpoint where to listen, and start again",
+                    printable(str(former), line=True),
+                    self.endpoint,
+                )
         except BaseException:
             self.close(0)
             raise
@@ -254,17 +275,25 @@ class Door:
             if event == zmq.EVENT_ACCEPTED:
                 self._connections.opened(value, _address(value), now)
             elif event == zmq.EVENT_DISCONNECTED:
-                self._ended(value)
+                self._ended(value, now)
+            elif not self.keyed and (value == _ANOTHER_MECHANISM or event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+                self._failed = _ENCRYPTED
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH or value in _WITHOUT_THE_KEY:
                 self._failed = "without the key"
             else:
                 self._failed = "broken handshake"
 
-    def _ended(self, fd: int) -> None:
+    def _ended(self, fd: int, now: float) -> None:
         gone = self._connections.ended(fd)
         failed, self._failed = self._failed, ""
         if gone is not None and gone.peer is not None:
             self._leaving[gone.peer] = None
+        elif failed == _ENCRYPTED and gone is not None and now - gone.since < HELLO_WITHIN:
+            if not self._told_plain:
+                self._told_plain = True
+                log.info(
+                    "connections are not encrypted here; ranks that have RANKD_KEY need a collector that has it too"
+                )
         elif failed or gone is not None:
             address = gone.address if gone is not None and gone.address else "an unknown address"
             self.count(failed or "no message", address)

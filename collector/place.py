@@ -8,6 +8,7 @@ import os
 import platform
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -16,6 +17,7 @@ from pathlib import Path
 from .description import Writer
 from .disk import sync_tree
 from .protocol.about import OWN_COLLECTOR
+from .protocol.connection import Connection, key_of, read_connection
 from .protocol.errors import ConfigError, RankdError
 from .protocol.keys import RunKey
 from .protocol.wire import Hello, Refused
@@ -59,13 +61,17 @@ class Place:
         _write_whole(path, fresh + "\n", 0o640, lasting=True)
         return fresh
 
-    def key(self, environ: Mapping[str, str]) -> RunKey:
+    def key(self, environ: Mapping[str, str], former: Connection | None = None) -> RunKey:
         """The run's key: RANKD_KEY, or else one that is made at the run's first start and kept here, mode 0600.
+
+        Args:
+            former: of a collector that was killed: the ranks that live on have the key that it had (RANKD_KEY, which
+                whoever starts the next one may not have).
 
         Raises:
             ConfigError: RANKD_KEY, or the file, holds what cannot be a key.
         """
-        given = RunKey.from_environment(environ)
+        given = RunKey.from_environment(environ) or key_of(former)
         path = self.inner / "key"
         if given is not None:
             return given
@@ -86,6 +92,21 @@ class Place:
         if key is not None:
             facts["key"] = key.reveal()
         _write_whole(self.inner / "connection.json", json.dumps(facts) + "\n", 0o600)
+
+    def former(self, run: str) -> Connection | None:
+        """What the collector of this run said of itself that left its connection file behind; None: none did.
+
+        It says where the next one listens, and with which key, so it has to be as `publish` writes it: ours alone.
+        """
+        path = self.inner / "connection.json"
+        try:
+            about = path.lstat()
+        except OSError:
+            return None
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+            return None
+        connection = read_connection(path)
+        return connection if connection is not None and connection.run == run else None
 
     def describe(self, description: str, text: str) -> None:
         """Write `run.json` and `RUN.md`, which say what ran here; OSError: not possible now, the former ones stay."""

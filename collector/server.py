@@ -33,10 +33,12 @@ from .entries import Decided, Ended, Entry, Opened, Stored
 from .intake import Session
 from .ledger import Ledger
 from .liveness import Liveness
+from .losses import Losses
 from .patience import PatientWriting, StopRequestedError
 from .place import Place
 from .profilefile import ProfileFile
 from .protocol.checks import printable
+from .protocol.connection import key_of
 from .protocol.errors import LimitError, ProtocolError, VersionError
 from .protocol.keys import RunKey
 from .protocol.ranges import ranks_text
@@ -48,6 +50,7 @@ from .protocol.wire import (
     Command,
     Data,
     Hello,
+    Hole,
     Message,
     Refused,
     Report,
@@ -106,9 +109,12 @@ class Collector:
         self._patience = patience
         self._place = Place(Path(config.output))
         self._run_id = self._place.run_id()
-        self._run_key = self._place.key(os.environ)
+        former = self._place.former(self._run_id)
+        self._run_key = self._place.key(os.environ, former)
         # Before the recovery, which may take long and need the door tended: a port that is taken is said at once.
-        self._door = Door(config, self._run_key, near=near, always=RunKey.from_environment(os.environ) is not None)
+        was = None if former is None else former.endpoint
+        always = RunKey.from_environment(os.environ) is not None or key_of(former) is not None
+        self._door = Door(config, self._run_key, near=near, former=was, always=always)
         try:
             self._begin(config)
         except BaseException:
@@ -132,6 +138,7 @@ class Collector:
         self._left: list[Path] = []
         self._ledger = Ledger(config, self._place.journal, self._status.latest, self._writing)
         self._run = self._ledger.run
+        self._losses = Losses()
         lost = [rank for rank, view in self._run.ranks.items() if view.state is RankState.LOST]
         self._liveness = Liveness(lost_after=config.lost_after, max_hold=config.max_hold, lost=lost)
         self._rescue = Rescue(
@@ -167,6 +174,7 @@ class Collector:
             finally:
                 self._beside("run.json", self._describe)
                 self._tell_status(last=True)
+                self._tell_losses(last=True)
                 self._shut()
         return Outcome(status, self._summary(status))
 
@@ -176,6 +184,9 @@ class Collector:
         self._writing.until_possible("the connection file", publish)
         wanted = "" if key is None else ", for peers with the run's key"
         log.info("collecting for %s on %s%s", self._place.output, self.endpoint, wanted)
+        if self._run.ended:
+            how_long = "--patience SECONDS bounds that" if self._patience is None else f"for {self._patience:g} s"
+            log.info("this run has ended; waiting for the job to be started again (%s)", how_long)
 
     def _serve(self) -> int:
         started = before = time.monotonic()
@@ -201,6 +212,7 @@ class Collector:
                 log.error("no rank has said hello for %.0f s; giving up", self._patience)
                 return 1
             self._tell_status()
+            self._tell_losses()
             if drained:
                 self._beside("run.json", self._describe)
                 self._ledger.commit(list(self._liveness.due(now, self._run.watched(), self._run.waiting())))
@@ -363,7 +375,13 @@ class Collector:
     def _data(self, session: Session, data: Data, entries: list[Entry]) -> None:
         admitted = self._run.intake.admit(session, data.items)
         if admitted.raws:
+            if session.holed and any(isinstance(item, Hole) for item in admitted.items):
+                self._losses.found(session.number, self._run.accounts, time.monotonic())
             entries.append(Stored(session.number, admitted.raws, admitted.items))
+
+    def _tell_losses(self, *, last: bool = False) -> None:
+        if (text := self._losses.due(self._run.accounts, time.monotonic(), last=last)) is not None:
+            log.warning("%s", text)
 
     def _heard(self, session: Session, entries: list[Entry]) -> None:
         self._rescue.heard(session)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import shutil
 import sys
 import time
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         try:
             status["collector"]["alive"] = holder(args.output) is not None
-            text = json.dumps(status) if args.json else "\n".join(screen(status, time.time(), width))
+            text = json.dumps(status) if args.json else "\n".join(screen(status, time.time(), width, args.output))
             over, code = bool(status["ended"]), _exit_status(status)
         except _NOT_OURS as e:
             raise RankdError(
@@ -93,15 +94,20 @@ def _failed(rank: dict[str, Any]) -> bool:
     return rank["state"] == "finished" and rank["reason"] not in ("", "done")
 
 
-def screen(status: dict[str, Any], now: float, width: int | None = None) -> list[str]:
-    """The lines of the screen; `width`: as many columns as the terminal has, None: it does not matter."""
+def screen(status: dict[str, Any], now: float, width: int | None = None, output: Path = Path("OUTPUT")) -> list[str]:
+    """The lines of the screen.
+
+    Args:
+        width: as many columns as the terminal has; None: it does not matter.
+        output: the run's output directory, for the command that starts its collector again.
+    """
     # Hosts and reasons are what the ranks say.
-    return [printable(line, line=True) for line in _screen(status, now, width)]
+    return [printable(line, line=True) for line in _screen(status, now, width, output)]
 
 
-def _screen(status: dict[str, Any], now: float, width: int | None) -> list[str]:
+def _screen(status: dict[str, Any], now: float, width: int | None, output: Path) -> list[str]:
     ranks: list[dict[str, Any]] = status["ranks"]
-    lines = _head(status, now)
+    lines = _head(status, now, output)
     if not ranks:
         return [*lines, "", "no rank has said hello yet"]
     if len(ranks) <= _TABLE_RANKS:
@@ -116,7 +122,7 @@ def _screen(status: dict[str, Any], now: float, width: int | None) -> list[str]:
     return [*lines, named, *_table(worst, width)]
 
 
-def _head(status: dict[str, Any], now: float) -> list[str]:
+def _head(status: dict[str, Any], now: float, output: Path) -> list[str]:
     total = "?" if status["total_steps"] is None else status["total_steps"]
     pace = status["seconds_per_step"]
     about = status["collector"]
@@ -131,11 +137,14 @@ def _head(status: dict[str, Any], now: float) -> list[str]:
     rate += f"{about['backlog']:,} waiting"
     memory = f"{about.get('rss_bytes', 0) / 2**20:,.0f} MiB, {about.get('disk_free_bytes', 0) / 2**30:,.1f} GiB free"
     second = f"collector: process {about['pid']} on {about['host']}, {rate}, {memory}"
+    again: list[str] = []
     if not about["alive"] and not status["ended"]:
         ago = f"{now - status['time']:,.0f} s ago"
-        second = f"collector: gone, and all below is as it was {ago} (start it again: `rankd collect`)"
+        second = f"collector: gone, and all below is as it was {ago}"
+        command = f"rankd collect {shlex.quote(str(output))}"
+        again = [f"start it again: `{command}`, with the same --config and --endpoint if it was given one"]
     refused = ", ".join(f"{count} × {kind}" for kind, count in sorted(about["refused"].items()))
-    return [", ".join(parts), second, *([f"refused: {refused}"] if refused else [])]
+    return [", ".join(parts), second, *again, *([f"refused: {refused}"] if refused else [])]
 
 
 def _table(ranks: Sequence[dict[str, Any]], width: int | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -124,3 +125,38 @@ def test_listening_elsewhere_than_the_agents_connect(router: zmq.Socket[bytes]) 
     (spot,) = spots(RankdConfig(listen="tcp://*:*", endpoint="tcp://outside.example:7801"))
     assert spot.exposed
     assert bind(router, [spot]) == "tcp://outside.example:7801"
+
+
+def test_where_a_killed_collector_was_comes_first(router: zmq.Socket[bytes]) -> None:
+    """Ranks with a fixed endpoint know no other place; what is configured goes before it."""
+    former = f"tcp://127.0.0.1:{free_port()}"
+    found = spots(RankdConfig(), None, former)
+    assert [s.listen for s in found] == [former, "tcp://127.0.0.1:*"]
+    assert bind(router, found) == former
+    (told,) = spots(RankdConfig(endpoint="tcp://127.0.0.1:7801"), None, former)
+    assert told.listen == "tcp://127.0.0.1:7801"
+    (told,) = spots(RankdConfig(listen="tcp://127.0.0.1:7802"), None, former)
+    assert told.listen == "tcp://127.0.0.1:7802"
+
+
+@pytest.mark.parametrize(
+    "former", ["tcp://192.0.2.7:7801", "tcp://127.0.0.1:1", "ipc:///x", "tcp://[", "tcp://a:0", ""]
+)
+def test_a_former_place_that_cannot_be_had_is_passed_over(router: zmq.Socket[bytes], former: str) -> None:
+    """Another machine's address, a port that is not for us, nonsense: loopback, as without it."""
+    candidates = spots(RankdConfig(), None, former)
+    if former.endswith(":1"):  # root may have it
+        candidates = [s for s in candidates if not s.former] if os.geteuid() == 0 else candidates
+    assert bind(router, candidates).startswith("tcp://127.0.0.1:")
+
+
+def test_a_former_place_opens_nothing_that_near_does_not() -> None:
+    """Known to other nodes by an address: only the order of its ports changes. On this machine alone: loopback."""
+    usual = [s.listen for s in spots(RankdConfig(), "10.1.2.3")]
+    again = spots(RankdConfig(), "10.1.2.3", f"tcp://10.1.2.3:{PORTS[2]}")
+    assert again[0].listen == f"tcp://10.1.2.3:{PORTS[2]}"
+    assert sorted(s.listen for s in again) == sorted(usual)
+    for elsewhere in ("tcp://127.0.0.1:7801", "tcp://10.9.9.9:7690", "tcp://10.1.2.3:4711"):
+        assert [s.listen for s in spots(RankdConfig(), "10.1.2.3", elsewhere)] == usual
+    (only,) = spots(RankdConfig(), "localhost", "tcp://10.1.2.3:7690")
+    assert not only.exposed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -19,8 +20,9 @@ from tests.support import PATIENCE, CollectorProcess, free_port, wait_for
 
 from rankd.collector.asking import Asker
 from rankd.collector.history import History, LocalSource
-from rankd.collector.logservice import MOST_BYTES, LogService
+from rankd.collector.logservice import LOG_LAYOUT, MOST_BYTES, LogService
 from rankd.collector.protocol.errors import RankdError
+from rankd.collector.protocol.keys import RunKey
 from rankd.collector.protocol.messages import Ask
 from rankd.collector.remotelog import RemoteGrowing, RemoteSource
 from rankd.collector.selection import Selection
@@ -238,7 +240,7 @@ def test_a_collector_on_loopback_is_asked_as_it_listens(
         monkeypatch.setenv("RANKD_KEY", (tmp_path / "out" / ".rankd" / "key").read_text().strip())
     try:
         with Asker.at(str(collector.connection()["endpoint"])) as asker:
-            assert asker.ask("log.layout")["end"] == 0
+            assert asker.ask(LOG_LAYOUT)["end"] == 0
     finally:
         collector.kill()
 
@@ -249,3 +251,37 @@ def test_a_collector_that_was_killed_is_said_to_be_gone(tmp_path: Path) -> None:
     collector.kill()
     with pytest.raises(RankdError, match=r"is gone; `rankd collect .*out` starts it again"), Asker.of(tmp_path / "out"):
         pass
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_who_has_the_key_is_not_counted_as_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyed: bool
+) -> None:
+    """On loopback a reader has to find out whether connections are encrypted; that turns nobody away."""
+    key = RunKey.fresh()
+    if keyed:
+        monkeypatch.setenv("RANKD_KEY", key.reveal())
+    collector = CollectorProcess(tmp_path / "out")
+    monkeypatch.setenv("RANKD_KEY", key.reveal() if keyed else (tmp_path / "out/.rankd/key").read_text().strip())
+    endpoint = str(collector.connection()["endpoint"])
+    # Which side sees first that the other does not encrypt is chance.
+    for _ in range(8):
+        with Asker.at(endpoint) as asker:
+            assert asker.ask(LOG_LAYOUT)["end"] >= 0
+    collector.process.terminate()
+    status, said = collector.ended()
+    assert status == 128 + signal.SIGTERM
+    assert "refused" not in said, said
+    assert json.loads((tmp_path / "out/.rankd/status.json").read_text())["collector"]["refused"] == {}
+
+
+def test_who_has_another_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the one above: what is not counted there still is here."""
+    monkeypatch.setenv("RANKD_KEY", RunKey.fresh().reveal())
+    collector = CollectorProcess(tmp_path / "out")
+    endpoint = str(collector.connection()["endpoint"])
+    monkeypatch.setenv("RANKD_KEY", RunKey.fresh().reveal())
+    with Asker.at(endpoint, patience=0.1) as asker, pytest.raises(RankdError, match="its key is another one"):
+        asker.ask(LOG_LAYOUT)
+    wait_for(lambda: "refused (without the key)" in collector.said())
+    collector.kill()

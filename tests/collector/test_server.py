@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,16 +15,21 @@ from pathlib import Path
 
 import pytest
 import zmq
-from tests.support import PATIENCE, SOON, CollectorProcess, Peer, check_logs, records_of, wait_for
+from tests.support import PATIENCE, SOON, CollectorProcess, Peer, check_logs, free_port, records_of, wait_for
 
+from rankd.collector.asking import Asker
+from rankd.collector.place import Place
+from rankd.collector.protocol.keys import RunKey
 from rankd.collector.protocol.records import Comment
 from rankd.collector.protocol.speclog import parse
 from rankd.collector.protocol.wire import (
     Beat,
     Data,
+    Hole,
     Refused,
     Welcome,
     Who,
+    encode_item,
 )
 
 from .streams import Training, hello, training
@@ -96,6 +103,61 @@ def test_a_killed_collector_goes_on_where_it_was(tmp_path: Path, segment_size: i
     assert (len(list((collector.output / ".rankd" / "journal").iterdir())) > 1) == (segment_size == 4_096)
     for peer in made:
         peer.close()
+
+
+def test_a_killed_collector_is_where_it_was(tmp_path: Path) -> None:
+    """Ranks with a fixed endpoint look there. Where another job has the port now: elsewhere, with a warning."""
+    collector = CollectorProcess(tmp_path / "out", endpoint=f"tcp://127.0.0.1:{free_port()}")
+    was = str(collector.connection()["endpoint"])
+    collector.kill()
+    collector.settings = json.dumps({"output": str(collector.output), "beat_interval": 0.2})
+    collector.start()
+    assert collector.connection()["endpoint"] == was
+    assert "WARNING" not in collector.said()
+    collector.kill()
+    with socket.create_server(("127.0.0.1", int(was.rpartition(":")[2]))):
+        collector.start()
+        now = str(collector.connection()["endpoint"])
+        assert now != was
+        assert f"was at {was}, where this one cannot listen; it is at {now}: ranks with a fixed" in collector.said()
+    collector.process.terminate()
+    collector.ends(128 + signal.SIGTERM)
+
+
+def test_a_killed_collector_has_the_key_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started again in a shell without RANKD_KEY: the ranks that live on still come in with theirs."""
+    key = RunKey.fresh().reveal()
+    monkeypatch.setenv("RANKD_KEY", key)
+    collector = CollectorProcess(tmp_path / "out")
+    was = collector.connection()
+    collector.kill()
+    monkeypatch.delenv("RANKD_KEY")
+    collector.start()
+    now = collector.connection()
+    assert (now["endpoint"], now["key"]) == (was["endpoint"], key)
+    monkeypatch.setenv("RANKD_KEY", key)
+    with Asker.at(str(now["endpoint"])) as asker:
+        assert asker.ask("sample.status")["facts"] == {}
+    collector.kill()
+
+
+@pytest.mark.parametrize("change", ["another run", "others may write it", "a link"])
+def test_only_its_own_connection_file_says_where_to_listen(tmp_path: Path, change: str) -> None:
+    """What another run or somebody else may have left is not followed."""
+    place = Place(tmp_path / "out")
+    run, path = place.run_id(), place.inner / "connection.json"
+    assert place.former(run) is None
+    place.publish("tcp://127.0.0.1:7801", run)
+    assert (found := place.former(run)) is not None
+    assert found.endpoint == "tcp://127.0.0.1:7801"
+    if change == "another run":
+        place.publish("tcp://127.0.0.1:7801", "0" * 16)
+    elif change == "others may write it":
+        path.chmod(0o666)
+    else:
+        path.symlink_to(path.rename(tmp_path / "elsewhere"))
+    assert place.former(run) is None
+    place.withdraw()
 
 
 def test_a_restarted_collector_asks_who_a_peer_is(collector: CollectorProcess, peers: Callable[[], Peer]) -> None:
@@ -238,6 +300,41 @@ def test_without_ranks_it_ends_after_its_patience(tmp_path: Path) -> None:
     status, said = collector.ended()
     assert status == 1
     assert "no rank has said hello" in said
+
+
+def test_what_the_journal_has_lost_is_one_warning(tmp_path: Path) -> None:
+    """Ranks that live on were told more than it has: the collector's own log names them and counts the records."""
+    collector = CollectorProcess(tmp_path / "out")
+    ranks = [training(rank, 2) for rank in range(2)]
+    made = [Peer(collector) for _ in ranks]
+    for one, peer in zip(ranks, made, strict=True):
+        peer.welcome(one.hello)
+        # The first of them defines the names.
+        peer.say(Data((one.items[0], encode_item(Hole(3, 2, 10)), *one.items[3:])))
+        peer.acknowledged(len(one.items))
+        peer.close()
+    status, said = collector.ended()
+    assert status == 0, said
+    (told,) = [line for line in said.splitlines() if "WARNING" in line]
+    assert "the journal has lost 20 records of ranks 0-1 that had been acknowledged" in told
+
+
+@pytest.mark.parametrize(("options", "told"), [((), "--patience SECONDS"), (("--patience", "0.3"), "for 0.3 s")])
+def test_of_a_run_that_has_ended_it_says_what_it_waits_for(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
+    """Somebody starts it by hand although nothing is missing: it says so, and what ends the waiting does."""
+    before = CollectorProcess(tmp_path / "out")
+    assert "has ended" not in before.said()
+    one, peer = training(0, 1), Peer(before)
+    peer.welcome(one.hello)
+    peer.say(whole(one))
+    before.ends(0)
+    peer.close()
+    after = CollectorProcess(tmp_path / "out", *options)
+    wait_for(lambda: "this run has ended; waiting for the job to be started again" in after.said())
+    assert told in after.said()
+    if not options:
+        after.process.terminate()
+    after.ends(1 if options else 128 + signal.SIGTERM)
 
 
 def test_a_wrong_section_is_one_error_and_nothing_is_started(tmp_path: Path) -> None:

@@ -180,9 +180,11 @@ def test_a_collector_that_is_gone_is_said() -> None:
     """A status that nobody renews says since when."""
     found = status()
     found["collector"] = {**ABOUT, "alive": False, "refused": {"protocol": 2}}
-    lines = screen(found, 1e9 + 90)
-    assert lines[1].startswith("collector: gone, and all below is as it was 90 s ago")
-    assert lines[2] == "refused: 2 × protocol"
+    lines = screen(found, 1e9 + 90, output=Path("/data/a run"))
+    assert lines[1] == "collector: gone, and all below is as it was 90 s ago"
+    # To be copied as it is.
+    assert "`rankd collect '/data/a run'`, with the same --config and --endpoint" in lines[2]
+    assert lines[3] == "refused: 2 × protocol"
 
 
 def show(output: Path, *options: str) -> subprocess.CompletedProcess[str]:
