@@ -195,6 +195,7 @@ def test_history_and_what_follows_are_the_whole(
         assert len(first) <= count
 
 
+@pytest.mark.slow
 def test_the_end_of_the_log_is_found_wherever_the_index_ends(tmp_path: Path) -> None:
     """The newest steps begin in the last chunk that has an entry, or in the part behind it, in whichever attempt."""
     released: list[Released] = [*begin(1), *steps(1, 9)]

@@ -126,6 +126,7 @@ def test_the_logs_are_the_collectors_own(tmp_path: Path, count: int) -> None:
         assert told in written["merged.log"]
 
 
+@pytest.mark.slow
 def test_more_ranks_than_a_process_may_open_files(tmp_path: Path) -> None:
     """1,200 ranks with 200 open files at most."""
     entries = eventful(1_200)

@@ -681,6 +681,7 @@ def test_gaps_may_be_among_what_is_lost() -> None:
     assert core.run.rows()[0].dropped == "1 journal_lost"
 
 
+@pytest.mark.slow
 def test_holes_of_a_broken_peer_do_not_fill_the_memory() -> None:
     """Beyond what power failures make, the line of each is written at once; a restart in between changes nothing."""
     ranks = [training(rank, 2, goodbye=None) for rank in range(2)]

@@ -105,6 +105,7 @@ def test_a_killed_collector_goes_on_where_it_was(tmp_path: Path, segment_size: i
         peer.close()
 
 
+@pytest.mark.slow
 def test_a_killed_collector_is_where_it_was(tmp_path: Path) -> None:
     """Ranks with a fixed endpoint look there. Where another job has the port now: elsewhere, with a warning."""
     collector = CollectorProcess(tmp_path / "out", endpoint=f"tcp://127.0.0.1:{free_port()}")
@@ -319,6 +320,7 @@ def test_what_the_journal_has_lost_is_one_warning(tmp_path: Path) -> None:
     assert "the journal has lost 20 records of ranks 0-1 that had been acknowledged" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "told"), [((), "--patience SECONDS"), (("--patience", "0.3"), "for 0.3 s")])
 def test_of_a_run_that_has_ended_it_says_what_it_waits_for(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
     """Somebody starts it by hand although nothing is missing: it says so, and what ends the waiting does."""

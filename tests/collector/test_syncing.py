@@ -123,6 +123,7 @@ def fed(ledger: Ledger, some: list[Entry], output: Path) -> None:
             before = len(segments(journal))
 
 
+@pytest.mark.slow
 def test_what_a_power_failure_leaves_is_whole_whenever_a_segment_goes(disk: Disk) -> None:
     """Logs, closed parts, and what the rest of the journal needs are on the disk before: a restart on no more than that
     makes logs that `rankd verify` finds nothing in, and goes on.

@@ -96,6 +96,7 @@ def output(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_last_lines_as_they_are(output: Path) -> None:
     """Ten lines unless told otherwise, without colours in a pipe, and with none asked for none."""
     lines = (output / MERGED_LOG).read_text().splitlines(keepends=True)

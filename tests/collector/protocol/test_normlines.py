@@ -70,6 +70,7 @@ def test_values_around_millionths(millionths: list[int], beside: float) -> None:
     assert printed == right
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_a_million_norms() -> None:
     source, lines = random.Random(1), NormLines(HEADS)

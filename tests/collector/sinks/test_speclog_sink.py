@@ -267,6 +267,7 @@ def put(output: Path, contents: dict[str, bytes]) -> None:
         (output / name).write_bytes(content)
 
 
+@pytest.mark.slow
 def test_resume_completes_a_log_torn_at_any_byte(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """After a crash at any byte beyond the checkpoint, the repeated writes complete the logs, and repeat no byte."""
     for extra in range(len(ALL[MERGED_LOG]) - CHECKPOINT[MERGED_LOG] + 1):
