@@ -44,6 +44,11 @@ class Disk:
         self.threads: set[str] = set()
         self._bytes: dict[int, int] = {}
         self._names: dict[int, dict[str, int]] = {}
+        # Which call has seen what is noted of an inode.
+        self._turn = 0
+        self._seen: dict[int, int] = {}
+        self._pins = images.parent / "pins"
+        self._pins.mkdir()
         self._lock = threading.Lock()
         self._fsync, self._unlink = os.fsync, Path.unlink
         monkeypatch.setattr(os, "fsync", self.fsync)
@@ -51,18 +56,35 @@ class Disk:
         monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: self.unlink(path, missing_ok=missing_ok))
 
     def fsync(self, fd: int) -> None:
-        """The real one, noted."""
+        """The real one, noted. Of two at once, of the same file, the one that saw more counts."""
         path = Path(f"/proc/self/fd/{fd}").readlink()
-        found = os.fstat(fd)
-        names = {entry.name: entry.inode() for entry in os.scandir(path)} if path.is_dir() else None
+        with self._lock:
+            self._turn = turn = self._turn + 1
+            found = os.fstat(fd)
+            names = {entry.name: self._pinned(entry) for entry in os.scandir(path)} if path.is_dir() else None
         self._fsync(fd)
         with self._lock:
             self.calls.append(("fsync", path))
             self.threads.add(threading.current_thread().name)
+            if self._seen.get(found.st_ino, 0) > turn:
+                return
+            self._seen[found.st_ino] = turn
             if names is None:
                 self._bytes[found.st_ino] = found.st_size
             else:
                 self._names[found.st_ino] = names
+
+    def _pinned(self, entry: os.DirEntry[str]) -> int:
+        """The inode of a file, which from now on is no other file's, even when this one has been removed."""
+        inode = entry.inode()
+        if self.output in Path(entry.path).parents:
+            try:
+                os.link(entry.path, self._pins / str(inode))
+            except (FileExistsError, PermissionError):  # the last: of a directory
+                pass
+            except FileNotFoundError:  # removed meanwhile
+                return 0
+        return inode
 
     def unlink(self, path: Path, *, missing_ok: bool) -> None:
         """The real one, noted."""
