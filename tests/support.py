@@ -7,13 +7,14 @@ import gzip
 import json
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import zmq
@@ -338,3 +339,14 @@ def _files_of(log: Path) -> dict[Path, int]:
         found = {path: path.stat().st_ino for path in log.parent.glob(f"{log.name}.*-*")}
         return {**found, log: log.stat().st_ino if log.exists() else 0}
     return _files_of(log)
+
+
+@contextmanager
+def limit(which: int, soft: int) -> Iterator[None]:
+    """A resource limit of this process and those that it starts, for a while."""
+    before = resource.getrlimit(which)
+    resource.setrlimit(which, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, before)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support import PATIENCE, wait_for
+from tests.support import PATIENCE, limit, wait_for
 
 from rankd.collector import printers
 from rankd.collector.entries import Entry, HeldOut, Opened, Stored
@@ -67,17 +67,6 @@ def eventful(ranks: int) -> list[Entry]:
 def logs(output: Path) -> dict[str, bytes]:
     """What the logs hold."""
     return {path.relative_to(output).as_posix(): path.read_bytes() for path in output.rglob("*.log")}
-
-
-@contextmanager
-def limit(which: int, soft: int) -> Iterator[None]:
-    """A resource limit of this process and those that it starts, for a while."""
-    before = resource.getrlimit(which)
-    resource.setrlimit(which, (soft, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(which, before)
 
 
 def printing(process: psutil.Process) -> list[psutil.Process]:

@@ -19,10 +19,10 @@ from rankd.collector.sinks.parts import parts_of, unfinished_path
 from rankd.collector.sinks.retention import Retention, Rotation
 from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink
 
-from ...support import wait_for, whole_log
+from ...support import limit, wait_for, whole_log
 from ..releases import begin, steps
 from .test_parts import TEXT, lay
-from .test_speclog_sink import limit, texts
+from .test_speclog_sink import texts
 
 LOG = "merged.log"
 END = {LOG: len(TEXT)}

@@ -27,9 +27,9 @@ from rankd.collector.sinks.parts import (
 from rankd.collector.sinks.retention import Rotation
 from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink, rank_log
 
-from ...support import whole_log
+from ...support import limit, whole_log
 from ..releases import begin, steps
-from .test_speclog_sink import limit, open_files, texts
+from .test_speclog_sink import open_files, texts
 
 SMALL = Rotation(size=40)
 

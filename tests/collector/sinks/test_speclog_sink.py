@@ -18,6 +18,8 @@ from rankd.collector.protocol.speclog import Renderer, merged_text
 from rankd.collector.sinks.files import Buffer, OpenFiles, write_at
 from rankd.collector.sinks.speclog import MERGED_LOG, SpecLogSink, rank_log
 
+from ...support import limit
+
 Released = RankBlock | Comment
 TABLE = NameTable(("decoder.weight", "层.bias"))
 
@@ -55,17 +57,6 @@ def sink_at(output: Path) -> Iterator[SpecLogSink]:
     sink = SpecLogSink(output)
     yield sink
     sink.close()
-
-
-@contextmanager
-def limit(which: int, soft: int) -> Iterator[None]:
-    """A resource limit of this process, for a while."""
-    before = resource.getrlimit(which)
-    resource.setrlimit(which, (soft, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(which, before)
 
 
 def open_files() -> int:
