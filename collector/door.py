@@ -128,17 +128,20 @@ class Door:
             if self.keyed:
                 self._guard(key)
             self.endpoint = bind(self._socket, candidates)
-            if former not in (None, self.endpoint) and config.endpoint is None and config.listen is None:
-                log.warning(
-                    "the collector of this run that was killed was at %s, where this one cannot listen; it is at %s: "
-                    "ranks with a fixed rankd.endpoint or RANKD_ENDPOINT look where it was, the others find this one "
-                    "by the output directory. Free that port, or say with --endpoint where to listen, and start again",
-                    printable(str(former), line=True),
-                    self.endpoint,
-                )
         except BaseException:
             self.close(0)
             raise
+        if former not in (None, self.endpoint) and config.endpoint is None and config.listen is None:
+            self._tell_moved(str(former))
+
+    def _tell_moved(self, former: str) -> None:
+        log.warning(
+            "the collector of this run that was killed was at %s, where this one cannot listen; it is at %s: "
+            "ranks with a fixed rankd.endpoint or RANKD_ENDPOINT look where it was, the others find this one "
+            "by the output directory. Free that port, or say with --endpoint where to listen, and start again",
+            printable(former, line=True),
+            self.endpoint,
+        )
 
     def _make(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)

@@ -29,6 +29,18 @@ _FEW = 150
 _Write = Callable[[bytes, bytes, Sequence[bytes], "bytearray | memoryview"], bool]
 
 
+def _groups() -> tuple[list[int], list[int], list[int]]:
+    """A value is three groups of digits, 999.999999: the first, padded, with its sign and the point, is four bytes; the
+    other two, with the beginning of the tail, are eight. Each is a number, found in a table: 1,100 of the first, the
+    negative ones last, and 1,000 of each other.
+    """
+    firsts = [b"%3d." % i for i in range(1_000)] + [b"%3d." % -i if i else b" -0." for i in range(100)]
+    groups = [b"%03d" % i for i in range(1_000)]
+    thirds = [b"\0\0\0" + text + _TAIL[:2] for text in groups]
+    first, second, third = ([int.from_bytes(text, "little") for text in texts] for texts in (firsts, groups, thirds))
+    return first, second, third
+
+
 @functools.cache
 def _numpy_write() -> _Write | None:
     """A function of the blank lines, the places of the values in them (int64), columns of float64, and where the lines
@@ -38,13 +50,8 @@ def _numpy_write() -> _Write | None:
         import numpy as np
     except Exception:  # noqa: BLE001  # whatever is wrong with somebody's numpy, the logs have to be written
         return None
-    # A value is three groups of digits, 999.999999: the first, padded, with its sign and the point, is four bytes; the
-    # other two, with the beginning of the tail, are eight. Each is a number, found in a table.
-    firsts = [b"%3d." % i for i in range(1_000)] + [b"%3d." % -i if i else b" -0." for i in range(100)]
-    groups = [b"%03d" % i for i in range(1_000)]
-    first = np.array([int.from_bytes(text, "little") for text in firsts], "<u4")
-    second = np.array([int.from_bytes(text, "little") for text in groups], "<u8")
-    third = np.array([int.from_bytes(b"\0\0\0" + text + _TAIL[:2], "little") for text in groups], "<u8")
+    numbers, kinds = _groups(), ("<u4", "<u8", "<u8")
+    first, second, third = (np.array(each, kind) for each, kind in zip(numbers, kinds, strict=True))
     text_of_value = np.dtype([("first", "<u4"), ("rest", "<u8")])
     lowest, highest = np.minimum.reduce, np.maximum.reduce
 

@@ -272,13 +272,17 @@ def test_settling_waits_for_the_acknowledgements_and_no_longer(
     assert collector.texts == ["a", "b", "c"]
 
 
-def test_an_acknowledgement_wakes_nobody_while_data_flows(
-    collector: Collector, agents: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is seen with a later put. Who waits for it does not have to wait, nor has a collector that says more."""
+@pytest.fixture
+def patient(agents: Callable[..., Agent], collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    """An agent that would not notice an acknowledgement by itself within a test."""
     monkeypatch.setattr(sender_module, "ACK_PATIENCE", 2 * PATIENCE)
-    agent = agents(collector.endpoint, NEVER)
-    peer = collector.welcome()
+    made: Agent = agents(collector.endpoint, NEVER)
+    return made
+
+
+def test_an_acknowledgement_wakes_nobody_while_data_flows(collector: Collector, patient: Agent) -> None:
+    """It is seen with a later put. Who waits for it does not have to wait, nor has a collector that says more."""
+    agent, peer = patient, collector.welcome()
     deadline = time.monotonic() + PATIENCE
     while agent.outbox.statistics().acked_seq == 0:
         assert time.monotonic() < deadline
@@ -291,13 +295,9 @@ def test_an_acknowledgement_wakes_nobody_while_data_flows(
     collector.expect(Hello)
 
 
-def test_end_does_not_wait_for_a_late_look(
-    collector: Collector, agents: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_does_not_wait_for_a_late_look(collector: Collector, patient: Agent) -> None:
     """An acknowledgement that lies there when the agent is closed is seen at once."""
-    monkeypatch.setattr(sender_module, "ACK_PATIENCE", 2 * PATIENCE)
-    agent = agents(collector.endpoint, NEVER)
-    peer = collector.welcome()
+    agent, peer = patient, collector.welcome()
     agent.put("a")
     collector.expect(Data, keep=True)
     collector.say(peer, Ack(1))
